@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "UnsupportedVersionError",
     "first_line",
     "full_disk_named",
+    "meant",
     "optional_import",
 ]
 
@@ -225,6 +226,14 @@ class MissingExtraError(MmAssetsError, ImportError):
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or the name of its type where it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: which of those that are known may be meant; empty where none is."""
+    from difflib import get_close_matches  # only for errors
+
+    found = get_close_matches(str(name), list(known), n=2, cutoff=0.7)
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def _install_command(package: str) -> str:

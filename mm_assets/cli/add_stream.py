@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mm_assets.cli.document import json_option, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, inspect_command, report_missing_streams
 from mm_assets.errors import ConfigError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 @click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="Of the dataset, these partitions.")
 @click.option("--ignore-unknown", is_flag=True, help="Pass over ids that no sample has.")
 @dataset_options(single=True)
+@json_option
 def command(
     chosen: DatasetChoice,
     file: str | None,
@@ -67,7 +69,13 @@ def command(
         _add_to_file(file, name, field, table, ignore_unknown=ignore_unknown)
         return
     (dataset,) = datasets
+    document = {}
     for done in add_to_dataset(dataset, name, field, table, keys=keys, ignore_unknown=ignore_unknown):
+        document[done.partition] = {
+            "added": done.added,
+            "num_samples": done.num_samples,
+            "num_present": done.num_present,
+        }
         verb = "added" if done.added else "was there"
         count = f"{done.num_present:,} of {counted(done.num_samples, 'sample')}"
         echo(f"{dataset.spec.name}/{done.partition}: {name} {verb}, {count}")
@@ -78,6 +86,9 @@ def command(
         own = declared_imports({"fields": [{"field": field_name}]}) | declared_imports(dataset.spec.pack)
         inspect = inspect_command(report.url, own, "--format", "mstr")
         echo(f'{name} is in the MSTR files: {inspect}, or mm_assets.open({report.url!r}, format="mstr") in Python')
+    streams = [stream["name"] for stream in report.manifest.get("added_streams", ())]
+    found = {"stream": name, "partitions": document, "manifest": report.url, "streams_in_manifest": streams}
+    write_document({"datasets": {dataset.spec.name: found}})
 
 
 def _field(field_name: str, config: str) -> Field:
@@ -109,3 +120,5 @@ def _add_to_file(file: str, name: str, field: Field, values: Values, *, ignore_u
     summary = add_values(path, name, field, values, ignore_unknown=ignore_unknown)
     count = f"{summary.num_present[name]:,} of {counted(summary.num_samples, 'sample')}"
     echo(f"{file}: {name} added, {count}, {summary.num_bytes:,} bytes")
+    numbers = {"num_samples": summary.num_samples, "num_present": summary.num_present[name]}
+    write_document({"file": file, "stream": name, **numbers, "num_bytes": summary.num_bytes})

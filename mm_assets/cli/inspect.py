@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from mm_assets.cli.options import field_option
+from mm_assets.cli.document import json_option, write_document
+from mm_assets.cli.options import field_option, parsed_options, parsed_settings, storage_option
 from mm_assets.cli.output import echo
 from mm_assets.dataset.manifest import FORMATS
 from mm_assets.errors import ConfigError, MmAssetsError
@@ -25,12 +27,32 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), help="Which files of a manifest; MULT by default, if it has them."
 )
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="MODALITY.KEY=VALUE",
+    help="Decode a modality with this setting of its field, such as image.decode_size=[64,64].",
+)
 @field_option
-def command(file: str, sample: int | None, form: str | None) -> None:
+@storage_option
+@json_option
+def command(
+    file: str, sample: int | None, form: str | None, settings: tuple[str, ...], storage_options: tuple[str, ...]
+) -> None:
     """Show what a packed file or manifest holds."""
     import mm_assets
 
-    with mm_assets.open(file, format=form) as dataset:
+    with mm_assets.open(file, format=form, storage_options=parsed_options(storage_options) or None) as opened:
+        dataset = opened.with_settings(_by_modality(settings)) if settings else opened
+        modalities: dict[str, Any] = {}
+        document: dict[str, Any] = {
+            "file": file,
+            "num_samples": len(dataset),
+            "schema": dict(dataset.schema),
+            "modalities": modalities,
+            "sample": None,
+        }
         echo(f"{file}: {counted(len(dataset), 'sample')}")
         pack = dataset.schema.get("pack")
         if pack and pack.get("preset"):
@@ -43,16 +65,35 @@ def command(file: str, sample: int | None, form: str | None) -> None:
                 echo(f"{key}: {json.dumps(value, ensure_ascii=False)}")
         for name in dataset.names:
             field = dataset.fields.get(name)
-            shown = _refusal(dataset, name) if field is None else _settings(field)
-            echo(f"  {name}: {shown}, {int(dataset.presence(name).sum()):,} present")
+            shown, present = (
+                _refusal(dataset, name) if field is None else _settings(field),
+                dataset.presence(name).sum(),
+            )
+            echo(f"  {name}: {shown}, {int(present):,} present")
+            modalities[name] = {
+                "field": None if field is None else type(field).__name__,
+                "shown": shown,
+                "present": int(present),
+            }
         if sample is not None:
             if not -len(dataset) <= sample < len(dataset):
                 raise ConfigError(
                     "arguments", "--sample", f"is {sample}, the file has {counted(len(dataset), 'sample')}"
                 )
+            values = {name: _shown(dataset, sample, name) for name in dataset.names}
+            document["sample"] = {"index": sample, "sample_id": dataset.sample_ids[sample], "values": values}
             echo(f"sample {sample}: {dataset.sample_ids[sample]}")
-            for name in dataset.names:
-                echo(f"  {name}: {_shown(dataset, sample, name)}")
+            for name, value in values.items():
+                echo(f"  {name}: {value}")
+    write_document(document)
+
+
+def _by_modality(settings: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+    found = parsed_settings(settings)
+    wrong = next((name for name, value in found.items() if not isinstance(value, dict)), None)
+    if wrong is not None:
+        raise ConfigError("arguments", "--set", f"found {wrong!r}, expected MODALITY.KEY=VALUE")
+    return found
 
 
 def _refusal(dataset: Dataset, name: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from mm_assets.cli.document import json_option, wants_json, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, named_in_part, report_losses
 from mm_assets.errors import ConfigError
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 @click.command()
 @dataset_options()
 @click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="These partitions; all by default.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object with totals, losses and unpublished partitions.")
-def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None:
+@json_option
+def command(chosen: DatasetChoice, keys: tuple[str, ...]) -> None:
     """List what was lost (failed partitions, rejects, dropped rows), and what is published in spite of a fault."""
     from mm_assets.pipeline.losses import FAILED, loss_totals, losses
     from mm_assets.pipeline.publish import partitions_in_manifest
 
+    document = {}
     for dataset in chosen.stores():
         name, registered = dataset.spec.name, dataset.partitions()
         unknown = [key for key in keys if key not in registered]
@@ -38,8 +39,8 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None
         items = losses(dataset, wanted)
         listed = partitions_in_manifest(dataset)
         unpublished = [key for key in wanted if key not in listed]
-        if as_json:
-            _print_json(name, totals, items, unpublished)
+        if wants_json():
+            document[name] = _as_json(totals, items, unpublished)
             continue
         report_losses(chosen, name, totals)
         for loss in items:
@@ -54,6 +55,7 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None
             run = chosen.complete(f"`mm-assets run --dataset {name}{shards}`")
             number = counted(len(unpublished), "partition")
             echo(f"{name}: {number} not in the manifest ({shown}): {run} publishes them, or says why not", err=True)
+    write_document({"datasets": document})
 
 
 def _line(dataset: str, loss: Loss) -> str:
@@ -64,19 +66,27 @@ def _line(dataset: str, loss: Loss) -> str:
     return f"{': '.join(filter(None, parts))}{times}; {loss.advice}"
 
 
-def _print_json(dataset: str, totals: Sequence[LossTotal], items: Iterable[Loss], unpublished: Sequence[str]) -> None:
-    """Writes item by item: there may be very many; then the partitions that neither are published nor failed."""
-    from mm_assets.pipeline.losses import FAILED
-
+def totals_document(totals: Sequence[LossTotal]) -> list[Mapping[str, Any]]:
+    """Totals by reason as documents have them."""
     shared = ("kind", "stage", "reason", "advice")
-    listed = [
+    return [
         {name: getattr(t.example, name) for name in shared} | {"count": t.count, "example": t.example.to_json()}
         for t in totals
     ]
+
+
+def _as_json(totals: Sequence[LossTotal], items: Iterator[Loss], unpublished: Sequence[str]) -> Mapping[str, Any]:
+    """A dataset's part of the document; the items, of which there may be very many, are read when it is written."""
+    from mm_assets.pipeline.losses import FAILED
+
     failed: set[str] = set()
-    click.echo(f'{{"dataset": {json.dumps(dataset)},')
-    click.echo(f' "totals": {json.dumps(listed)},\n "losses": [', nl=False)
-    for number, loss in enumerate(items):
-        click.echo(("," if number else "") + f"\n  {json.dumps(loss.to_json())}", nl=False)
-        failed.update([loss.partition] if loss.reason == FAILED else [])
-    click.echo(f'],\n "unpublished": {json.dumps([key for key in unpublished if key not in failed])}}}')
+
+    def noted() -> Iterator[Mapping[str, Any]]:
+        for loss in items:
+            failed.update([loss.partition] if loss.reason == FAILED else [])
+            yield loss.to_json()
+
+    def left() -> Iterator[str]:  # after the losses: those that neither are published nor failed
+        yield from (key for key in unpublished if key not in failed)
+
+    return {"totals": totals_document(totals), "losses": noted(), "unpublished": left()}

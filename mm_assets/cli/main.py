@@ -1,27 +1,33 @@
 """The `mm-assets` command.
 
 Results go to standard output, everything else to standard error. Exit code 0: success; 1: a requested operation failed
-or a file is damaged; 2: the command was used wrongly.
+or a file is damaged; 2: the command was used wrongly. With `--json` standard output has one document, of an error too.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import click
 
 from mm_assets import __version__
-from mm_assets.cli.output import report_error
-from mm_assets.errors import MmAssetsError
+from mm_assets.cli.document import document_only, is_asked_for, write_error
+from mm_assets.cli.output import error_text, report_error
+from mm_assets.cli.secrets import forget_secrets
+from mm_assets.errors import MmAssetsError, meant
 
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = (
     "plan",
+    "init",
     "register",
     "run",
     "status",
+    "stats",
     "sync",
     "losses",
     "inspect",
@@ -30,6 +36,7 @@ COMMANDS = (
     "add-stream",
     "sql",
     "clean",
+    "completion",
 )
 """Every command; it is the object `command` of the module of its name in this package."""
 
@@ -48,11 +55,39 @@ class _Commands(click.Group):
         found.short_help = " ".join((found.help or "").partition("\n\n")[0].split())
         return found
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first argument names; an unknown one is refused with the one that is meant."""
+        if args and args[0][:1].isalnum() and self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}{meant(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        """Runs the command line; with `--json` every end of it writes a document, also that of wrong arguments."""
+        forget_secrets()
+        given = list(sys.argv[1:] if args is None else args)
+        if not is_asked_for(given):
+            return super().main(given, *rest, **options)
+        with document_only():
+            try:
+                code = super().main(given, *rest, **{**options, "standalone_mode": False})
+            except click.ClickException as error:
+                error.show()
+                code = error.exit_code
+                write_error(type(error).__name__, error.format_message(), code)
+            except click.Abort:
+                code = 1
+                write_error("Abort", "interrupted", code)
+        sys.exit(code or 0)
+
     def invoke(self, ctx: click.Context) -> None:
         try:
             super().invoke(ctx)
         except (MmAssetsError, OSError) as error:  # a bug keeps its traceback
-            sys.exit(report_error(error, ctx.obj))
+            code = report_error(error, ctx.obj)
+            write_error(type(error).__name__, error_text(error, ctx.obj), code)
+            sys.exit(code)
         if ctx.obj is not None and ctx.obj.wrong:
             sys.exit(2)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,16 +16,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mm_assets.cli.output import echo, report_error
-from mm_assets.errors import ConfigError
+from mm_assets.cli.secrets import MASK, is_secret, masked_options, note_secrets
+from mm_assets.errors import ConfigError, meant
 
 if TYPE_CHECKING:
     from mm_assets.pipeline.spec import DatasetSpec
     from mm_assets.pipeline.store import DatasetStore
 
-__all__ = ["DatasetChoice", "dataset_options", "field_option"]
+__all__ = [
+    "DatasetChoice",
+    "dataset_options",
+    "field_option",
+    "parsed_options",
+    "parsed_settings",
+    "storage_option",
+]
 
-_SUGGESTED = re.compile(r"`mm-assets (plan|register|run|status|sync|losses|add-stream|sql|clean)\b")
-_TAKES_SHARDS = ("plan", "register", "run", "status", "sync")
+_SUGGESTED = re.compile(r"`mm-assets (plan|init|register|run|status|stats|sync|losses|add-stream|sql|clean)\b")
+_TAKES_SHARDS = ("plan", "init", "register", "run", "status", "sync")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +46,8 @@ class DatasetChoice:
         root: storage root, instead of the declaration's.
         shards: shards of a dataset that no YAML declares.
         pack: its pack preset.
-        settings: its other settings, each as ``key=value``.
+        settings: its other settings, or those of a dataset below `root`, each as ``key=value``.
+        storage_options: arguments of the file systems of shards and root that are URLs.
         wrong: errors of declarations that were left out, reported already.
     """
 
@@ -47,6 +57,7 @@ class DatasetChoice:
     shards: str | None = None
     pack: str | None = None
     settings: tuple[str, ...] = ()
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
     wrong: list[ConfigError] = field(default_factory=list)
 
     def planned(self, shards: str | None) -> list[DatasetSpec]:
@@ -78,12 +89,16 @@ class DatasetChoice:
             raise ConfigError("arguments", "--pack", "goes with --shards; a declared dataset names its preset itself")
         if self.settings:
             raise ConfigError(
-                "arguments", "--set", "goes with --shards; a declared dataset has its settings in its YAML"
+                "arguments",
+                "--set",
+                "goes with --shards, or with --root and --dataset of a command that needs no shards; a declared "
+                "dataset has its settings in its YAML",
             )
         declared = self._declared(read_only=read_only)
         unknown = [name for name in self.names if name not in declared]
         if unknown:
-            detail = f"{unknown[0]!r} is not declared; declared are: {', '.join(sorted(declared)) or 'none'}"
+            names = ", ".join(sorted(declared)) or "none"
+            detail = f"{unknown[0]!r} is not declared; declared are: {names}{meant(unknown[0], declared)}"
             raise ConfigError("arguments", "--dataset", detail)
         chosen = [declared[name] for name in dict.fromkeys(self.names or declared)]
         specs = [found for found in chosen if not isinstance(found, ConfigError)]
@@ -94,7 +109,33 @@ class DatasetChoice:
         if raised is not None:
             raise raised
         self.wrong.extend(wrong)
-        return specs if self.root is None else [spec.replace(root=_absolute(self.root)) for spec in specs]
+        specs = specs if self.root is None else [spec.replace(root=_absolute(self.root)) for spec in specs]
+        return list(map(self._with_options, specs))
+
+    def _with_options(self, spec: DatasetSpec) -> DatasetSpec:
+        """The declaration with the given options for each of its places that is a URL.
+
+        Raises:
+            ConfigError: there are such options, and both places are local.
+        """
+        from mm_assets.storage.urls import is_local
+
+        if not self.storage_options:
+            return spec
+        places = {"storage_options": spec.shards, "root_options": spec.root}
+        remote = [name for name, url in places.items() if not is_local(url)]
+        if not remote:
+            detail = f"are of no use: the shards and the root of {spec.name} are local"
+            raise ConfigError("arguments", "--storage-options", detail)
+        return spec.replace(**{name: {**getattr(spec, name), **self.storage_options} for name in remote})
+
+    def declared(self) -> Mapping[str, DatasetSpec | ConfigError]:
+        """What the definitions modules declare, by name, whatever was chosen.
+
+        Raises:
+            ConfigError: there is no project, or its modules cannot be loaded.
+        """
+        return self._declared(read_only=True)
 
     def stores(self) -> list[DatasetStore]:
         """Folders of the chosen datasets; below a given root, or the default one, also of those that nothing declares.
@@ -123,11 +164,15 @@ class DatasetChoice:
         from mm_assets.pipeline.store import DatasetStore
 
         # The shards of these datasets are not read, so the root stands for them.
-        configs = [{"name": name, "shards": root, "root": root} for name in self.names]
-        stores = [DatasetStore(DatasetSpec.from_config(config, where="arguments")) for config in configs]
+        settings = parsed_settings(self.settings)
+        configs = [{**settings, "name": name, "shards": root, "root": root} for name in self.names]
+        specs = [DatasetSpec.from_config(config, where="arguments", base=Path.cwd()) for config in configs]
+        stores = [DatasetStore(self._with_options(spec)) for spec in specs]
         for dataset in stores:
             if dataset.registered().source is None:
-                raise ConfigError("arguments", "--dataset", f"{dataset.store.url} is not a registered dataset")
+                known = _registered_below(root)
+                detail = f"{dataset.store.url} is not a registered dataset{meant(dataset.spec.name, known)}"
+                raise ConfigError("arguments", "--dataset", detail)
         return stores
 
     def complete(self, message: str) -> str:
@@ -141,8 +186,10 @@ class DatasetChoice:
             elif self.shards is not None:  # the other commands find an undeclared dataset by its root
                 options |= {"--root": self.root or default_root()}
             words = [word for name, value in options.items() if value is not None for word in (name, value)]
-            if found[1] in _TAKES_SHARDS:
-                words += [word for setting in self.settings for word in ("--set", setting)]
+            settings = self.settings if found[1] in _TAKES_SHARDS or self.shards is None else ()
+            words += [word for setting in settings for word in ("--set", _masked_setting(setting))]
+            for name, value in masked_options(self.storage_options).items():
+                words += ["--storage-options", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
             return f"{found[0]} {shlex.join(words)}" if words else found[0]
 
         return _SUGGESTED.sub(completed, message)
@@ -171,18 +218,23 @@ class DatasetChoice:
             _find_dagster_home(read_only=read_only)
         root = _absolute(self.root) if self.root else default_root()
         name = self.names[0] if self.names else "default"
-        settings = _parsed(self.settings)
+        settings = parsed_settings(self.settings)
         if "pack" in settings and self.pack is not None:
             raise ConfigError("arguments", "--pack", "and --set pack= are given: give one of them")
         config = {"settle_seconds": 0, "pack": self.pack, **settings, "name": name, "shards": _absolute(shards)}
-        return DatasetSpec.from_config(config, where="arguments", base=Path.cwd(), default_root=root)
+        spec = DatasetSpec.from_config(config, where="arguments", base=Path.cwd(), default_root=root)
+        return self._with_options(spec)
 
 
 _OPTION_OF = {"name": "--dataset", "shards": "--shards", "root": "--root"}  # settings with an option of their own
 
 
-def _parsed(settings: Iterable[str]) -> dict[str, Any]:
-    """The keys and values of a declaration that ``key=value`` texts give; dots nest keys, and values are YAML.
+def parsed_settings(settings: Iterable[str], *, option: str = "--set") -> dict[str, Any]:
+    """The keys and values that ``key=value`` texts give; dots nest keys, and values are YAML.
+
+    Args:
+        settings: the texts.
+        option: that they were given with; those of a declaration may not name what has an option of its own.
 
     Raises:
         ConfigError: a text has another form, a key is given twice, or a value is not YAML.
@@ -194,24 +246,63 @@ def _parsed(settings: Iterable[str]) -> dict[str, Any]:
         path, equals, text = setting.partition("=")
         *outer, last = path.strip().split(".")
         if not equals or not all((*outer, last)):
-            detail = f"found {setting!r}, expected KEY=VALUE such as on_damaged_shard=salvage"
-            raise ConfigError("arguments", "--set", detail)
-        if path.strip() in _OPTION_OF:
+            detail = f"found {_masked_setting(setting)!r}, expected KEY=VALUE such as on_damaged_shard=salvage"
+            raise ConfigError("arguments", option, detail)
+        if option == "--set" and path.strip() in _OPTION_OF:
             raise ConfigError("arguments", "--set", f"found {path.strip()!r}: use {_OPTION_OF[path.strip()]}")
         try:
             value = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
+            if is_secret(path):  # what the parser says quotes the text
+                raise ConfigError("arguments", path.strip(), f"found {MASK}, expected YAML") from None
             said = " ".join(str(error).split())
             raise ConfigError("arguments", path.strip(), f"found {text!r}, expected YAML: {said}") from error
         inner = found
         for name in outer:
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise ConfigError("arguments", path.strip(), f"{name} is given as a whole by another --set")
+                raise ConfigError("arguments", path.strip(), f"{name} is given as a whole by another {option}")
         if last in inner:
-            raise ConfigError("arguments", path.strip(), "is given by more than one --set")
+            raise ConfigError("arguments", path.strip(), f"is given by more than one {option}")
         inner[last] = value
     return found
+
+
+def parsed_options(texts: Iterable[str]) -> dict[str, Any]:
+    """The arguments of a file system, as JSON objects or ``key=value``; their secrets are masked from here on.
+
+    Raises:
+        ConfigError: a text is neither, without the text.
+    """
+    found: dict[str, Any] = {}
+    pairs = []
+    for text in texts:
+        if not text.lstrip().startswith("{"):
+            pairs.append(text)
+            continue
+        try:
+            found |= json.loads(text)
+        except (ValueError, RecursionError):  # which quotes what it found
+            detail = 'is not JSON, expected an object such as {"anon": true}, or KEY=VALUE'
+            raise ConfigError("arguments", "--storage-options", detail) from None
+    found |= parsed_settings(pairs, option="--storage-options")
+    note_secrets(found)
+    return found
+
+
+def _masked_setting(setting: str) -> str:
+    """A ``key=value`` text with its value masked if that is, or may hold, a secret."""
+    path, equals, _ = setting.partition("=")
+    is_options = path.strip().partition(".")[0] in ("storage_options", "root_options")
+    named = path.strip().rpartition(".")[2]
+    return f"{path}{equals}{MASK}" if equals and is_options and (is_secret(named) or named == path.strip()) else setting
+
+
+def _note_secrets_of(settings: Iterable[str]) -> None:
+    """Has the secrets of the options among settings masked; wrong settings are reported when they are used."""
+    for setting in settings:
+        with suppress(ConfigError):
+            note_secrets(parsed_settings([setting]))
 
 
 def _find_dagster_home(*, read_only: bool) -> None:
@@ -228,6 +319,13 @@ def _find_dagster_home(*, read_only: bool) -> None:
     os.environ["DAGSTER_HOME"] = str(home)
     if not given and home.parent != here:
         echo(f"DAGSTER_HOME is not set: using {home}", err=True)
+
+
+def _registered_below(root: str) -> list[str]:
+    """The names of the datasets below a local root, for a message."""
+    from mm_assets.storage.urls import is_local, local_path
+
+    return [file.parent.name for file in sorted(local_path(root).glob("*/shards.json"))] if is_local(root) else []
 
 
 def _absolute(url: str) -> str:
@@ -258,6 +356,15 @@ def field_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+storage_option = click.option(
+    "--storage-options",
+    "storage_options",
+    multiple=True,
+    metavar="KEY=VALUE|JSON",
+    help='Arguments of the file systems of URLs, such as anon=true or \'{"key": …, "secret": …}\'; never printed.',
+)
+
+
 def dataset_options(
     *, undeclared: bool = False, single: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -282,18 +389,24 @@ def dataset_options(
         options += [
             click.option("--shards", metavar="GLOB", help="Shards of a dataset that is not declared: glob or URL."),
             click.option("--pack", metavar="PRESET", help="With --shards: pack preset; else the shards decide."),
-            click.option(
-                "--set",
-                "settings",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="With --shards: any setting of docs/settings.md; the value is YAML, and a.b=v sets b of a.",
-            ),
         ]
+    options += [
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help=("With --shards" if undeclared else "With --root and --dataset")
+            + ": any setting of docs/settings.md; the value is YAML, and a.b=v sets b of a.",
+        ),
+        storage_option,
+    ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapper(**given: Any) -> Any:
+            _note_secrets_of(given.get("settings", ()))
+            given["storage_options"] = parsed_options(given.get("storage_options", ()))
             chosen = DatasetChoice(
                 **{one.name: given.pop(one.name) for one in fields(DatasetChoice) if one.name in given}
             )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mm_assets.cli.document import wants_json
+from mm_assets.cli.secrets import masked
 from mm_assets.errors import ConfigError, MmAssetsError
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "echo",
+    "error_text",
     "inspect_command",
     "named_in_part",
     "print_table",
@@ -33,6 +36,7 @@ __all__ = [
     "report_planned",
     "report_registration",
     "report_set_aside",
+    "size_text",
     "table_console",
     "wait_for_shards",
 ]
@@ -44,15 +48,17 @@ _READABLE = 24  # characters of a line of a long text, at least
 
 
 def printable(text: str) -> str:
-    """Text for a terminal: names and ids come from shards, and their control characters are shown escaped."""
+    """Text for a terminal, without secrets: names come from shards, and their control characters are shown escaped."""
+    text = masked(text)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Writes a line that may hold names from shards, to standard output or standard error."""
-    click.echo(printable(text), err=err)
+    """Writes a line that may hold names from shards; to standard output only where that is not for a document."""
+    if err or not wants_json():
+        click.echo(printable(text), err=err)
 
 
 def inspect_command(url: str, own_fields: Iterable[str], *options: str) -> str:
@@ -76,7 +82,7 @@ def print_table(
     numbers: Collection[str] = (),
     wrapped: Collection[str] = (),
 ) -> None:
-    """Writes a table; where the terminal is too narrow for it, each row as a paragraph that has the headings.
+    """Writes a table as `echo` a line; in a narrow terminal without lines, in a narrower one its rows as paragraphs.
 
     Args:
         headings: of the columns.
@@ -89,12 +95,16 @@ def print_table(
     from rich.padding import Padding
     from rich.table import Table
 
+    if wants_json():
+        return
     console = table_console()
     shown = [[printable(cell) for cell in row] for row in rows]
-    table = Table()
     widths = {heading: max(map(cell_len, (heading, *cells))) for heading, *cells in zip(headings, *shown, strict=True)}
     long = {heading for heading in wrapped if widths[heading] > _READABLE}
-    least = 1 + sum(3 + (_READABLE if heading in long else width) for heading, width in widths.items())
+    least = sum(_READABLE if heading in long else width for heading, width in widths.items())
+    lines, spaces = 3 * len(headings) + 1, 2 * (len(headings) - 1)  # columns that they take
+    is_wide = least + lines <= console.width
+    table = Table() if is_wide else Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in headings:
         table.add_column(
             heading,
@@ -102,7 +112,7 @@ def print_table(
             overflow="fold",
             no_wrap=heading not in long,
         )
-    if least <= console.width:
+    if least + (lines if is_wide else spaces) <= console.width:
         for row in shown:
             table.add_row(*map(escape, row))
         console.print(table)
@@ -140,14 +150,18 @@ def report_error(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -
     Raises:
         OSError: it concerns no path, so its traceback is needed.
     """
+    for line in f"error: {error_text(error, chosen)}".splitlines():  # DuckDB's have several
+        echo(line, err=True)
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def error_text(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -> str:
+    """The message of an error, with the given options in the commands that it suggests; errors as `report_error`."""
     if isinstance(error, OSError) and not isinstance(error, MmAssetsError):
         if error.filename is None:
             raise error
-        echo(f"error: {error.filename}: {error.strerror}", err=True)
-        return 1
-    for line in f"error: {chosen.complete(str(error)) if chosen else error}".splitlines():  # DuckDB's have several
-        echo(line, err=True)
-    return 2 if isinstance(error, ConfigError) else 1
+        return f"{error.filename}: {error.strerror}"
+    return chosen.complete(str(error)) if chosen else str(error)
 
 
 def wait_for_shards(spec: DatasetSpec) -> Callable[[float], None]:
@@ -177,6 +191,16 @@ def report_registration(chosen: DatasetChoice, spec: DatasetSpec, found: Registr
     slow = slow_pages(spec, len(found.partitions))
     if slow is not None:
         echo(f"{dataset}: {slow}", err=True)
+
+
+def size_text(num_bytes: int) -> str:
+    """A number of bytes for people, with a unit of powers of 1,000."""
+    size, unit = float(num_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if size < 999.5:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.1f} {unit}"
 
 
 def named_in_part(keys: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mm_assets.cli.document import json_option, wants_json, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, print_table
 from mm_assets.summaries import counted
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from mm_assets.pipeline.decide import Decision
     from mm_assets.pipeline.spec import DatasetSpec
 
-_SHOWN = 20  # lines of one table; --json gives all that schema.json holds
+_SHOWN = 20  # lines of one table; --json gives all that schema.json has
 
 
 @click.command()
 @click.argument("place", metavar="[SHARDS]", required=False)
 @dataset_options(undeclared=True)
-@click.option("--json", "as_json", is_flag=True, help="As JSON: the layout, and its evidence as in schema.json.")
-def command(chosen: DatasetChoice, place: str | None, as_json: bool) -> None:
+@json_option
+def command(chosen: DatasetChoice, place: str | None) -> None:
     """Show which layout a sample of SHARDS gives, and why; nothing is registered or written.
 
     SHARDS is a folder, glob or URL; of a declared dataset give --dataset instead.
@@ -45,11 +45,10 @@ def command(chosen: DatasetChoice, place: str | None, as_json: bool) -> None:
         partitions = group_shards(spec, listed)
         decision = decide_layout(spec, [shard.url for shard in listed])
         planned[spec.name] = {"partitions": len(partitions), **decision.schema.to_json(), **_evidence(decision)}
-        if not as_json:
+        if not wants_json():
             _print_plan(spec, decision, len(partitions))
             _print_next(replace(chosen, shards=place or chosen.shards), spec, decision)
-    if as_json:
-        click.echo(json.dumps(planned, indent=1))
+    write_document({"datasets": planned})
 
 
 def _print_next(chosen: DatasetChoice, spec: DatasetSpec, decision: Decision) -> None:
@@ -77,12 +76,12 @@ def _print_plan(spec: DatasetSpec, decision: Decision, num_partitions: int) -> N
     from mm_assets.packing.presets import chooses_preset
 
     sampled = f"{counted(decision.num_samples, 'sample')} of {counted(len(decision.shards), 'shard')}"
-    click.echo(f"{spec.name}: {counted(decision.num_shards, 'shard')}, {counted(num_partitions, 'partition')}")
-    click.echo(f"decided from: {sampled}")
+    echo(f"{spec.name}: {counted(decision.num_shards, 'shard')}, {counted(num_partitions, 'partition')}")
+    echo(f"decided from: {sampled}")
     preset = decision.schema.pack["preset"] or "none: the declared fields"
-    click.echo(f"preset: {preset} ({'chosen from the samples' if chooses_preset(spec.pack) else 'declared'})")
+    echo(f"preset: {preset} ({'chosen from the samples' if chooses_preset(spec.pack) else 'declared'})")
     if chooses_preset(spec.pack):
-        click.echo(f"because: {_why(preset)}")
+        echo(f"because: {_why(preset)}")
     _print_table(
         ("kind of sample", "samples", "decides", "not packed"),
         [
@@ -151,4 +150,4 @@ def _print_table(headings: Sequence[str], lines: Sequence[Sequence[str]], *, num
         wrapped=(headings[used[-1]],),
     )
     if len(lines) > _SHOWN:
-        click.echo(f"and {len(lines) - _SHOWN:,} more")
+        echo(f"and {len(lines) - _SHOWN:,} more")

@@ -14,9 +14,31 @@ from typing import Any
 
 from mm_assets.errors import ConfigError
 
-__all__ = ["definitions_modules", "make_importable", "project_folder"]
+__all__ = ["declarations_folder", "definitions_modules", "make_importable", "make_project", "project_folder"]
 
 _WORKSPACE = "workspace.yaml"
+_NEW_PACKAGE = "packed_datasets"
+_NEW_PROJECT = f"""\
+directory_type = "project"
+
+[project]
+root_module = "{_NEW_PACKAGE}"
+registry_modules = ["mm_assets.orchestration"]
+"""
+_NEW_DEFINITIONS = '''\
+"""Entry point of the code location: every dataset declared below `defs`, each run in one process."""
+
+from pathlib import Path
+
+import dagster as dg
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """All datasets."""
+    datasets = dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+    return dg.Definitions.merge(datasets, dg.Definitions(executor=dg.in_process_executor))
+'''
 _PROJECT_TABLES = {"pyproject.toml": ("tool", "dg", "project"), "dg.toml": ("project",)}
 
 
@@ -37,6 +59,49 @@ def definitions_modules(start: Path) -> Sequence[str]:
         " The commands that need no shards find a dataset that was made from such by its --dataset and --root"
     )
     raise ConfigError("arguments", "--module", detail)
+
+
+def declarations_folder(start: Path) -> Path:
+    """The folder of the declarations of the project around a folder, which may not exist yet.
+
+    Raises:
+        ConfigError: there is no project, or the package of its declarations is not below its folder.
+    """
+    modules = definitions_modules(start)
+    folder = project_folder(start)
+    assert folder is not None  # else there are no modules
+    named = (_defs_module(folder / name, keys) for name, keys in _PROJECT_TABLES.items())
+    module = next(filter(None, named), None) or f"{modules[0].rpartition('.')[0]}.defs".lstrip(".")
+    package, *below = module.split(".")
+    for place in (folder / "src", folder):
+        if (place / package).is_dir():
+            return (place / package).joinpath(*below)
+    detail = f"its declarations are in the package {package}, which is neither in {folder / 'src'} nor in {folder}"
+    raise ConfigError(str(folder), "defs_module", detail)
+
+
+def make_project(folder: Path) -> Sequence[Path]:
+    """Makes a Dagster project without a dataset in a folder; the files that it wrote.
+
+    Raises:
+        ConfigError: one of its files is there already.
+    """
+    package = folder / _NEW_PACKAGE
+    files = {
+        folder / "dg.toml": _NEW_PROJECT,
+        package / "__init__.py": '"""Datasets of packed training data."""\n',
+        package / "definitions.py": _NEW_DEFINITIONS,
+        package / "defs" / "__init__.py": '"""The datasets: a folder with a defs.yaml for each."""\n',
+    }
+    for file in files:
+        if file.exists():
+            raise ConfigError(
+                "arguments", "--project", f"{file} is there already: move it, or make the project elsewhere"
+            )
+    for file, text in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return tuple(files)
 
 
 def make_importable(start: Path) -> None:
@@ -69,19 +134,33 @@ def _modules_of(folder: Path) -> Sequence[str]:
 
 def _project_module(file: Path, keys: Sequence[str]) -> str | None:
     """The definitions module that a TOML file names; None where it describes no Dagster project."""
-    try:
-        table: Any = tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(str(file), "file", f"is not TOML: {error}") from error
-    for key in keys:
-        table = table.get(key) if isinstance(table, Mapping) else None
-    if not isinstance(table, Mapping):
+    table = _project_table(file, keys)
+    if table is None:
         return None
     root = table.get("root_module")
     module = table.get("code_location_target_module", f"{root}.definitions" if root else None)
     if not isinstance(module, str):
         raise ConfigError(str(file), ".".join((*keys, "root_module")), "is missing: the project's Python package")
     return module
+
+
+def _defs_module(file: Path, keys: Sequence[str]) -> str | None:
+    """The package of the declarations that a TOML file names; None where it describes no project."""
+    table = _project_table(file, keys) if file.is_file() else None
+    if table is None:
+        return None
+    module = table.get("defs_module", f"{table.get('root_module')}.defs")
+    return module if isinstance(module, str) else None
+
+
+def _project_table(file: Path, keys: Sequence[str]) -> Mapping[str, Any] | None:
+    try:
+        table: Any = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(str(file), "file", f"is not TOML: {error}") from error
+    for key in keys:
+        table = table.get(key) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else None
 
 
 def _workspace_modules(file: Path) -> Sequence[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mm_assets.cli.document import json_option, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, report_registration, wait_for_shards
 from mm_assets.summaries import counted
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @dataset_options(undeclared=True)
 @click.option("--new-schema", is_flag=True, help="Decide the dataset's schema again; what it changes becomes pending.")
+@json_option
 def command(chosen: DatasetChoice, new_schema: bool) -> None:
     """List the shards and make them partitions of the Dagster instance."""
     from mm_assets.orchestration.launch import open_instance, register_dataset
@@ -25,6 +27,7 @@ def command(chosen: DatasetChoice, new_schema: bool) -> None:
     from mm_assets.pipeline.store import DatasetStore
 
     specs = chosen.specs()
+    document: dict[str, Any] = {}
     with open_instance() as instance:
         for spec in specs:
             dataset = DatasetStore(spec)
@@ -34,16 +37,29 @@ def command(chosen: DatasetChoice, new_schema: bool) -> None:
             for what, keys in (("new", found.added), ("changed", found.changed), ("gone", found.removed)):
                 line += f", {len(keys)} {what}" if keys else ""
             echo(line)
+            document[spec.name] = {
+                "partitions": [partition.key for partition in found.partitions],
+                "new": list(found.added),
+                "changed": list(found.changed),
+                "gone": list(found.removed),
+                "unsettled": list(found.unsettled),
+                "notes": [] if found.decision is None else list(found.decision.notes),
+                "schema": None,
+            }
             if new_schema:
                 stored = dataset.registered()
                 preset = dataset.schema(stored).pack.get("preset") or "none"
-                layout = "the same layout" if _layout(stored) == before else "a new layout"
+                is_same = _layout(stored) == before
+                layout = "the same layout" if is_same else "a new layout"
                 pending = len(pending_partitions(dataset))
+                decided = {"is_new": not is_same, "preset": dataset.schema(stored).pack.get("preset")}
+                document[spec.name]["schema"] = {**decided, "pending": pending}
                 number = f"{pending:,} of {counted(len(found.partitions), 'partition')}"
                 echo(f"{spec.name}: decided again: {layout}, preset {preset}; {number} pending")
             report_registration(chosen, spec, found)
             for partition in found.partitions:
                 echo(f"  {partition.key}")
+    write_document({"datasets": document})
 
 
 def _layout(registered: Registered) -> Mapping[str, Any]:

@@ -14,16 +14,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from mm_assets.cli.document import json_option, write_document, write_error
+from mm_assets.cli.losses import totals_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import (
     echo,
-    inspect_command,
     named_in_part,
-    print_table,
     report_losses,
     report_missing_streams,
     report_planned,
@@ -31,23 +32,22 @@ from mm_assets.cli.output import (
     report_set_aside,
     wait_for_shards,
 )
+from mm_assets.cli.progress import LoadProgress, stderr_of_its_own
+from mm_assets.cli.run_summary import FAULTS, num_faults, print_manifests, print_summary
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
     from mm_assets.orchestration.interrupts import Stop
     from mm_assets.pipeline.chain import Stage
-    from mm_assets.pipeline.engines.base import Engine
+    from mm_assets.pipeline.engines.base import Engine, Task
     from mm_assets.pipeline.load import PartitionRun, Slice
     from mm_assets.pipeline.pending import Present
-    from mm_assets.pipeline.records import StageRecord
     from mm_assets.pipeline.spec import DatasetSpec, EngineOptions
     from mm_assets.pipeline.store import DatasetStore
 
 _SHOWN = 10  # partitions that are listed after a signal
 _NAMED = 50  # partitions in the command that continues
-_LISTED = 50  # partitions that have a row each in the summary
-_FAULTS = "faults"
 ENGINES = ("processes", "ray")
 
 
@@ -71,7 +71,9 @@ ENGINES = ("processes", "ray")
 @click.option(
     "--no-record", is_flag=True, help="Use no Dagster instance, make no manifest: `mm-assets sync` does later."
 )
-@click.option("--dry-run", is_flag=True, help="Dry run: list what would run, from which stage and why.")
+@click.option("--dry-run", is_flag=True, help="Dry run: list what would run, from which stage and why; write nothing.")
+@click.option("--verbose", "-v", is_flag=True, help="A line on standard error for each stage that begins.")
+@json_option
 def command(
     chosen: DatasetChoice,
     keys: tuple[str, ...],
@@ -84,6 +86,7 @@ def command(
     part: str | None,
     no_record: bool,
     dry_run: bool,
+    verbose: bool,
 ) -> None:
     """Register the shards, run every pending partition from its first stale stage on, make the manifests."""
     from mm_assets.pipeline.load import Slice
@@ -100,6 +103,7 @@ def command(
         first=_first_stage(stage, force=force),
         part=None if part is None else Slice.parse(part),
         is_recorded=not no_record,
+        verbose=verbose,
     )
     with rare_collections():  # there may be very many partitions
         _carry_out(run, dry_run=dry_run)
@@ -182,6 +186,7 @@ class _Run:
         engine: settings of `engine` that it was given.
         first: the stage that it was given.
         part: the part of the partitions that it was given; None runs all.
+        verbose: whether each stage that begins has a line.
         is_recorded: whether Dagster records the partitions, and the manifest is made.
         datasets: by name, those that are registered.
         present: of each, what there was before the first run; then what its manifest lists.
@@ -192,6 +197,7 @@ class _Run:
         warned: what the checks of the manifests found, one line each.
         manifests: names of the datasets whose manifest was made.
         sums: of each dataset, of those that ran well, what the summary has a heading for.
+        changes: of each dataset, the partitions that registration found to be new, changed or gone.
         began: when the first run was started.
     """
 
@@ -201,6 +207,7 @@ class _Run:
     first: Stage | None
     part: Slice | None
     is_recorded: bool
+    verbose: bool
     datasets: dict[str, DatasetStore] = field(default_factory=dict)
     present: dict[str, Present] = field(default_factory=dict)
     pending: dict[str, set[str]] = field(default_factory=dict)
@@ -210,6 +217,7 @@ class _Run:
     warned: list[str] = field(default_factory=list)
     manifests: list[str] = field(default_factory=list)
     sums: dict[str, Counter[str]] = field(default_factory=dict)
+    changes: dict[str, Mapping[str, list[str]]] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
     _abandoned: threading.Lock = field(default_factory=threading.Lock)
     _stderr: int = field(default_factory=lambda: os.dup(2))  # while a step runs, Dagster redirects the standard one
@@ -246,9 +254,10 @@ class _Run:
                 # The stored schema has more than the decision: the evidence for it.
                 schema = found.decision.schema if dry_run and found.decision is not None else None
                 present = Present(dataset, schema, partitions={p.key: p for p in found.partitions})
+                changes = {"new": list(found.added), "changed": list(found.changed), "gone": list(found.removed)}
+                self.changes[spec.name] = changes
                 if dry_run:
-                    changes = (("new", found.added), ("changed", found.changed), ("gone", found.removed))
-                    said = ", ".join(f"{len(keys):,} {what}" for what, keys in changes if keys)
+                    said = ", ".join(f"{len(keys):,} {what}" for what, keys in changes.items() if keys)
                     echo(f"{spec.name}: " + (f"would register partitions: {said}" if said else "no shard changed"))
                 self.present[spec.name] = present
                 self.pending[spec.name] = {key for key in present.pending() if self._is_in_part(key)}
@@ -263,48 +272,59 @@ class _Run:
         """Prints what would be done."""
         from mm_assets.pipeline.pending import planned_runs
 
+        document: dict[str, Any] = {}
         for name, present in self.present.items():
             planned = planned_runs(present, [key for spec, key in self.work if spec.name == name], self.first)
+            document[name] = {
+                "partitions": len(present.partitions),
+                "registration": self.changes[name],
+                "planned": {key: {"first": stale.first.name, "reason": stale.said} for key, stale in planned.items()},
+                "makes_manifest": self.is_recorded,
+            }
             report_planned(name, planned)
             number = f"{len(planned):,} of {counted(len(present.partitions), 'partition')}"
             echo(f"{name}: would run {number}" + (" and make the manifest" if self.is_recorded else ""))
         for line in self.failed:
             echo(f"failed: {self.chosen.complete(line)}", err=True)
+        write_document({"dry_run": True, "datasets": document, "failed": self.failed})
 
     def execute(self, stop: Stop) -> None:
         """Runs the partitions of each dataset and makes its manifest."""
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
         from mm_assets.orchestration.launch import run_load
         from mm_assets.pipeline.engines.choice import open_engine
         from mm_assets.pipeline.load import run_unrecorded
         from mm_assets.pipeline.register import registration_fault
 
         self.began = time.perf_counter()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        console = Console(stderr=True)
+        left = Counter(spec.name for spec, _ in self.work)
         with (
-            Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+            stderr_of_its_own() as stream,
+            LoadProgress(total=len(self.work), stream=stream, verbose=self.verbose) as progress,
             ExitStack() as opened,
         ):
             engines: dict[EngineOptions, Engine] = {}  # one for the datasets that declare the same
-            task = progress.add_task("partitions", total=len(self.work))
+
+            def started(task: Task, stage: str) -> None:
+                progress.started(task.spec.name, task.partition.key, stage)
 
             def observe(result: PartitionRun) -> None:
                 if not result.ok:
                     stop.check()  # of a partition that a signal interrupted
                 self._note(result)
                 stop.check()
-                progress.update(task, advance=1, description=f"{result.dataset}/{result.partition}")
-                if not console.is_terminal:
-                    echo(f"{result.dataset}/{result.partition}: {'done' if result.ok else 'FAILED'}", err=True)
+                progress.ended(result)
+                left[result.dataset] -= 1
+                if not left[result.dataset] and self.is_recorded:
+                    progress.begin(f"{result.dataset}: recording it, making the manifest")
 
             for name, dataset in self.datasets.items():
                 keys = [key for spec, key in self.work if spec.name == name]
                 options = dataset.spec.engine
                 if options not in engines:
-                    engines[options] = opened.enter_context(open_engine(options, jobs=1, most=len(self.work)))
+                    engines[options] = opened.enter_context(
+                        open_engine(options, jobs=1, most=len(self.work), started=started)
+                    )
+                progress.begin("")
                 engine, present = engines[options], self.present.pop(name)
                 if not self.is_recorded:
                     run_unrecorded(present, keys, engine=engine, first=self.first, observed=observe)
@@ -333,7 +353,7 @@ class _Run:
             for heading, (stage, count) in summary_numbers(dataset.spec).items():
                 if stage in records:
                     sums[heading] += records[stage].counts.get(count, 0)
-            sums[_FAULTS] += _faults(records)
+            sums[FAULTS] += num_faults(records)
 
     def report(self) -> None:
         """Prints what was done and what went wrong."""
@@ -349,9 +369,11 @@ class _Run:
             for name, found in present.items()
         }
         mine = {name: [key for key in found.partitions if self._is_in_part(key)] for name, found in present.items()}
-        _print_summary(present, mine, self.ended, self.sums, pending, time.perf_counter() - self.began)
+        seconds = time.perf_counter() - self.began
+        document = {name: self._document(found, mine[name], pending[name]) for name, found in present.items()}
+        print_summary(present, mine, self.ended, self.sums, pending, seconds)
         if self.is_recorded:
-            _print_manifests(present)
+            print_manifests(present)
         else:
             names = " ".join(f"--dataset {shlex.quote(name)}" for name in self.datasets)
             echo(f"not recorded: {self.chosen.complete(f'`mm-assets sync {names}`')} records it and makes the manifest")
@@ -361,6 +383,7 @@ class _Run:
             listed = [markers[key].losses for key, is_ok in ran.items() if is_ok and key in markers]
             read = [key for key, is_ok in ran.items() if not is_ok or key not in markers]
             totals = loss_totals(dataset, read, listed)
+            document[name]["losses"] = totals_document(totals)
             if ran:
                 report_losses(self.chosen, name, totals)
             if totals:
@@ -371,10 +394,48 @@ class _Run:
             number = "" if len(keys) == 1 else f"{counted(len(keys), 'partition')}: "
             place = f"{name}/{keys[0]}" if len(keys) == 1 else name
             echo(f"warning: {place}: {number}{self.chosen.complete(line)}", err=True)
-        for line in (*self.warned, *(self._left_out(pending) if self.is_recorded else ())):
-            echo(f"warning: {self.chosen.complete(line)}", err=True)
-        for line in self.failed:
-            echo(f"failed: {self.chosen.complete(line)}", err=True)
+        all_warned = [*self.warned, *(self._left_out(pending) if self.is_recorded else ())]
+        warned, failed = list(map(self.chosen.complete, all_warned)), list(map(self.chosen.complete, self.failed))
+        for kind, lines in (("warning", warned), ("failed", failed)):
+            for line in lines:
+                echo(f"{kind}: {line}", err=True)
+        if self.chosen.shards is not None:
+            self._offer_declaration()
+        facts = {"seconds": round(seconds, 3), "warnings": warned, "failed": failed}
+        write_document({"dry_run": False, "datasets": document, **facts})
+
+    def _offer_declaration(self) -> None:
+        """Prints the command that declares the dataset, of which only the options of this command are known."""
+        from mm_assets.cli.project import project_folder
+
+        (name,) = self.datasets or [None]
+        if name is not None:
+            project = "" if project_folder(Path.cwd()) else " --project"
+            command = self.chosen.complete(f"`mm-assets init --dataset {shlex.quote(name)}{project}`")
+            echo(f"to keep the dataset in a project: {command} writes its defs.yaml", err=True)
+
+    def _document(self, present: Present, keys: Sequence[str], pending: Mapping[str, str]) -> dict[str, Any]:
+        """A dataset's part of the document, without its losses."""
+        dataset, name = present.dataset, present.dataset.spec.name
+        sums = self.sums.get(name, Counter())
+        ran = {
+            result.partition: {
+                "status": "done" if result.ok else "failed",
+                "failures": list(result.failures),
+                "warnings": list(result.warnings),
+            }
+            for result in self.ended
+            if result.dataset == name
+        }
+        return {
+            "partitions": len(keys),
+            "registration": self.changes[name],
+            "ran": ran,
+            "pending": dict(pending),
+            "totals": {heading: count for heading, count in sums.items() if heading != FAULTS},
+            "faults": sums[FAULTS],
+            "manifest": dataset.store.url_of("manifest.json") if self.is_recorded else None,
+        }
 
     def _is_in_part(self, key: str) -> bool:
         return self.part is None or key in self.part
@@ -434,7 +495,9 @@ class _Run:
         said = f"{len(self.work) - len(left)} of {counted(len(self.work), 'partition')} done"
         kept = [dataset for dataset in self.datasets if dataset not in self.manifests and self.is_recorded]
         manifest = "the manifest is" if len(self.datasets) == 1 else f"the manifests of {', '.join(kept)} are"
-        echo(f"stopped by {name}: {said}" + (f", {manifest} as before" if kept else ""), err=True)
+        line = f"stopped by {name}: {said}" + (f", {manifest} as before" if kept else "")
+        echo(line, err=True)
+        write_error("Stopped", line, 128 + signum)
         for dataset, key in left[:_SHOWN]:
             echo(f"  not done: {dataset}/{key}", err=True)
         if len(left) > _SHOWN:
@@ -470,77 +533,3 @@ def _partition_options(keys: Sequence[str]) -> list[str]:
     with tempfile.NamedTemporaryFile("w", prefix="mm-assets-left-", suffix=".txt", delete=False) as file:
         file.writelines(f"{key}\n" for key in keys)
     return ["--partitions-from", shlex.quote(file.name)]
-
-
-def _print_summary(
-    datasets: Mapping[str, Present],
-    keys: Mapping[str, Sequence[str]],
-    ended: Sequence[PartitionRun],
-    sums: Mapping[str, Counter[str]],
-    pending: Mapping[str, Mapping[str, str]],
-    seconds: float,
-) -> None:
-    from mm_assets.pipeline.chain import summary_numbers
-
-    numbers = {name: summary_numbers(present.dataset.spec) for name, present in datasets.items()}
-    headings = list(dict.fromkeys(heading for found in numbers.values() for heading in found))
-    echo(f"{counted(len(ended), 'partition')} run in {seconds:.1f} s")
-    rows = []
-    results = {(result.dataset, result.partition): result for result in ended}
-    is_short = sum(map(len, keys.values())) <= _LISTED
-    for name, present in datasets.items():
-        dataset = present.dataset
-        for key in keys[name] if is_short else ():
-            result = results.get((name, key))
-            if result is not None:
-                status = "done" if result.ok else "FAILED"
-            else:
-                status = "pending" if key in pending[name] else "unchanged"
-            # The tables of a failed run do not hold all of the shard.
-            records = {} if status == "FAILED" else dataset.records(key)
-            shown = (_number(records, numbers[name].get(heading)) for heading in headings)
-            rows.append((name, key, status, *shown, f"{_faults(records):,}" if records else "-"))
-        if not is_short:
-            mine = [result for result in ended if result.dataset == name]
-            of_done = sums.get(name, Counter())
-            shown = (f"{of_done[heading]:,}" if heading in of_done else "-" for heading in headings)
-            ran = {result.partition for result in mine}
-            waiting = sum(key not in ran for key in pending[name])
-            done = sum(result.ok for result in mine)
-            counts = {"done": done, "FAILED": len(mine) - done, "pending": waiting}
-            counts["unchanged"] = len(keys[name]) - sum(counts.values())
-            status = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
-            ran_of_all = f"{len(mine):,} of {len(keys[name]):,}"  # the figures are of those that ran
-            rows.append((name, ran_of_all, status, *shown, f"{of_done.get(_FAULTS, 0):,}"))
-    headings.append(_FAULTS)
-    print_table(("dataset", "partition", "status", *headings), rows, numbers=headings, wrapped=("partition", "status"))
-
-
-def _print_manifests(datasets: Mapping[str, Present]) -> None:
-    from mm_assets.packing.plan import declared_imports
-
-    commands = []
-    for name, present in datasets.items():
-        dataset = present.dataset
-        preset = present.schema.pack.get("preset") if present.partitions else None
-        url = dataset.store.url_of("manifest.json")
-        echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
-        if any(marker.num_samples for marker in present.published().values()):
-            inspect = inspect_command(url, declared_imports(dataset.spec.pack), "--sample", "0")
-            commands.append(f"{inspect}, or mm_assets.open({url!r}) in Python")
-    if commands:
-        echo(f"next: {commands[0]}")
-
-
-def _number(records: Mapping[Stage, StageRecord], found: tuple[Stage, str] | None) -> str:
-    """A count of a stage of a partition; "-" where that has not run."""
-    return "-" if found is None or found[0] not in records else f"{records[found[0]].counts.get(found[1], 0):,}"
-
-
-def _faults(records: Mapping[Stage, StageRecord]) -> int:
-    """How much of a partition is published in spite of a fault."""
-    from mm_assets.pipeline.losses import loss_counts
-    from mm_assets.rows.schema import KEPT
-
-    reasons = (found for stage in loss_counts(records).values() for found in stage.items())
-    return sum(count for reason, count in reasons if reason.startswith(f"{KEPT}."))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
+from mm_assets.cli.document import json_option, json_value, wants_json, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, printable
 from mm_assets.errors import ConfigError
@@ -17,6 +18,7 @@ from mm_assets.errors import ConfigError
 @dataset_options(single=True)
 @click.argument("query")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; the default where no terminal reads them.")
+@json_option
 def command(chosen: DatasetChoice, query: str, as_csv: bool) -> None:
     """Run QUERY over a dataset's tables in DuckDB.
 
@@ -27,6 +29,8 @@ def command(chosen: DatasetChoice, query: str, as_csv: bool) -> None:
 
     from mm_assets.pipeline.publish import sql_connection
 
+    if as_csv and wants_json():
+        raise ConfigError("arguments", "--csv", "and --json are given: give one of them")
     stores = chosen.stores()
     if len(stores) != 1:
         known = ", ".join(s.spec.name for s in stores)
@@ -39,7 +43,11 @@ def command(chosen: DatasetChoice, query: str, as_csv: bool) -> None:
                 "arguments", "QUERY", f"found {query!r}, expected SQL such as 'select count(*) from rows'"
             )
         columns = [column[0] for column in cursor.description or ()]
-        if as_csv or not sys.stdout.isatty():
+        if wants_json():
+            of_columns = [{"name": name, "type": str(kind)} for name, kind, *_ in cursor.description or ()]
+            found = {"columns": of_columns, "rows": _json_rows(cursor)}
+            write_document({"datasets": {stores[0].spec.name: found}})
+        elif as_csv or not sys.stdout.isatty():
             _print_csv(columns, cursor)
         else:
             _print_rows(columns, cursor.fetchmany(_SHOWN_ROWS + 1))
@@ -51,6 +59,12 @@ def command(chosen: DatasetChoice, query: str, as_csv: bool) -> None:
 
 _WIDE = 6  # columns that a terminal shows side by side
 _SHOWN_ROWS = 100  # of a query's result in a terminal; --csv gives all
+
+
+def _json_rows(cursor: Any) -> Iterator[list[Any]]:
+    while batch := cursor.fetchmany(1000):
+        for row in batch:
+            yield list(map(json_value, row))
 
 
 def _print_csv(columns: Sequence[str], cursor: Any) -> None:

@@ -1,8 +1,7 @@
-"""`mm-assets status`: what is published, what a run would do and why, what failed last, and what the manifest lists."""
+"""`mm-assets status`: what is published, pending and running, what failed last, sizes, versions, and the manifest."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,21 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mm_assets.cli.document import json_option, wants_json, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import echo, named_in_part, report_error, report_faults, report_set_aside
+from mm_assets.cli.output import echo, named_in_part, report_error, report_faults, report_set_aside, size_text
 from mm_assets.errors import MmAssetsError
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
-    from mm_assets.pipeline.status import DatasetStatus, ShardChanges
+    from mm_assets.pipeline.status import DatasetStatus, Running, ShardChanges
 
 _SHOWN = 10  # failures
+_STORED = {"shards": "in shards", "packed": "packed", "tables": "in tables"}
 _KEYS = (
     "url",
     "registered",
     "published",
     "pending",
+    "running",
     "failures",
+    "num_samples",
+    "num_bytes",
+    "versions",
+    "is_list_lost",
     "shards",
     "manifest",
     "set_aside",
@@ -36,9 +42,9 @@ _KEYS = (
 
 @click.command()
 @dataset_options(undeclared=True)
-@click.option("--json", "as_json", is_flag=True, help="As JSON, by dataset: every partition with the reason.")
-def command(chosen: DatasetChoice, as_json: bool) -> None:
-    """Show what is published, what is pending and why, what failed last, and what the manifest lists.
+@json_option
+def command(chosen: DatasetChoice) -> None:
+    """Show what is published, what is pending and why, what is running, what failed last, and what the manifest lists.
 
     Nothing is registered or written. Exit code 0 also where something is pending or failed; 1 where a part of the
     state cannot be read.
@@ -56,13 +62,12 @@ def command(chosen: DatasetChoice, as_json: bool) -> None:
             found[spec.name] = dict.fromkeys(_KEYS) | {"unknown": [str(error)]}
             continue
         found[spec.name] = _as_json(status)
-        if not as_json:
+        if not wants_json():
             _print(chosen, status)
         for line in status.unknown:
             echo(f"error: {spec.name}: {chosen.complete(line)}", err=True)
             code = 1
-    if as_json:
-        click.echo(json.dumps(found, indent=1))
+    write_document({"datasets": found})
     if code:
         sys.exit(code)
 
@@ -71,7 +76,16 @@ def _print(chosen: DatasetChoice, status: DatasetStatus) -> None:
     name, pending = status.dataset, len(status.pending)
     number = counted(len(status.registered), "partition")
     said = f"{number}: {status.num_published:,} published, {pending:,} pending" if status.registered else "no partition"
+    said += f", {len(status.running):,} running" if status.running else ""
     echo(f"{name}: {said}" + (f", {len(status.failures):,} failed in their last run" if status.failures else ""))
+    if status.is_list_lost:
+        lists_again = chosen.complete(f"`mm-assets register --dataset {name}`")
+        echo(f"{name}: shards.json is missing, though partitions were published: {lists_again} lists the shards again")
+    for host, keys in _by_host(status.running).items():
+        echo(f"{name}: running on {host}: {named_in_part(keys)}")
+    if any(status.num_bytes.values()):
+        sizes = ", ".join(f"{size_text(size)} {_STORED[what]}" for what, size in status.num_bytes.items())
+        echo(f"{name}: {counted(status.num_samples, 'sample')}, {sizes}, {counted(len(status.versions), 'version')}")
     if status.shards is not None:
         _print_shards(name, status.shards)
     if status.pending:
@@ -86,6 +100,13 @@ def _print(chosen: DatasetChoice, status: DatasetStatus) -> None:
         echo(f"{name}: a run is refused: {chosen.complete(str(status.refused))}")
     elif status.pending or (status.shards is not None and (status.shards.new or status.shards.changed)):
         echo(f"{name}: {chosen.complete(f'`mm-assets run --dataset {name}`')} runs what is pending")
+
+
+def _by_host(running: Mapping[str, Running]) -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key, lease in running.items():
+        found.setdefault(lease.host, []).append(key)
+    return found
 
 
 def _print_shards(dataset: str, shards: ShardChanges) -> None:
@@ -106,7 +127,8 @@ def _print_manifest(status: DatasetStatus) -> None:
     if manifest is None:
         echo(f"{dataset}: no manifest")
         return
-    echo(f"{dataset}: manifest of {counted(manifest.num_partitions, 'partition')}: {manifest.url}")
+    version = f", version {manifest.digest[:8]}" if manifest.digest else ""
+    echo(f"{dataset}: manifest of {counted(manifest.num_partitions, 'partition')}{version}: {manifest.url}")
     for what, reasons in (("not in it", manifest.left_out), ("in it and outdated", manifest.outdated)):
         by_reason: dict[str, list[str]] = {}
         for key, reason in reasons.items():  # what is pending was listed with its reason
@@ -127,7 +149,12 @@ def _as_json(status: DatasetStatus) -> Mapping[str, Any]:
         len(status.registered),
         status.num_published,
         pending,
+        {key: asdict(lease) for key, lease in status.running.items()},
         {key: {**asdict(failure), "said": failure.said} for key, failure in status.failures.items()},
+        status.num_samples,
+        dict(status.num_bytes),
+        list(status.versions),
+        status.is_list_lost,
         None if status.shards is None else asdict(status.shards),
         None if status.manifest is None else asdict(status.manifest),
         {stream: list(keys) for stream, keys in status.set_aside.items()},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mm_assets.cli.document import json_option, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo
 from mm_assets.errors import ConfigError
@@ -18,15 +19,23 @@ if TYPE_CHECKING:
 
 @click.command()
 @dataset_options(undeclared=True)
+@json_option
 def command(chosen: DatasetChoice) -> None:
     """Record in Dagster what slices did, or what a load that was killed had published, and make the manifest."""
     from mm_assets.orchestration.launch import open_instance, sync
 
     open_instance().dispose()  # a database that is away is named, before definitions that need it are loaded
     datasets = list(_datasets(chosen))
+    document = {}
     for dataset, is_declared in datasets:
         recorded = sync(dataset, makes_manifest=is_declared)
         name = dataset.spec.name
+        document[name] = {
+            "recorded": recorded.num_partitions,
+            "failed": list(recorded.failed),
+            "manifest_made": is_declared,
+            "manifest_recorded": recorded.manifest,
+        }
         manifest = " and the manifest" if recorded.manifest else ""
         echo(f"{name}: {counted(recorded.num_partitions, 'partition')}{manifest} recorded")
         if recorded.failed:
@@ -35,6 +44,7 @@ def command(chosen: DatasetChoice) -> None:
         if not is_declared:
             how = "give --shards, or --module, to make it"
             echo(f"{name}: the manifest is as it was: the declaration that it takes is not known: {how}", err=True)
+    write_document({"datasets": document})
 
 
 def _datasets(chosen: DatasetChoice) -> Iterator[tuple[DatasetStore, bool]]:

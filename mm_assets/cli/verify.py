@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import click
 
-from mm_assets.cli.options import field_option
+from mm_assets.cli.document import json_option, write_document
+from mm_assets.cli.options import field_option, parsed_options, storage_option
 from mm_assets.cli.output import echo
 from mm_assets.dataset.manifest import FORMATS
 from mm_assets.errors import BadMagicError, FormatError, MmAssetsError
@@ -20,15 +22,20 @@ _SOUND, _DAMAGED = "ok", "DAMAGED"
 @click.command()
 @click.argument("files", nargs=-1, required=True)
 @field_option
-def command(files: tuple[str, ...]) -> None:
+@storage_option
+@json_option
+def command(files: tuple[str, ...], storage_options: tuple[str, ...]) -> None:
     """Check every checksum and structure; exit 1 and name the damaged samples.
 
     Of a manifest, or a folder, all files are checked in each format, with the digests of the manifest.
     """
-    states = [(file, _verify(file, form)) for file in files for form in _formats_in(file)]
-    for line in dict.fromkeys(_advice(file) for file, state in states if state == _DAMAGED):
+    options = parsed_options(storage_options)
+    found = [_verify(file, form, options) for file in files for form in _formats_in(file, options)]
+    advice = list(dict.fromkeys(_advice(each["file"]) for each in found if each["state"] == _DAMAGED))
+    for line in advice:
         echo(line, err=True)
-    if any(state != _SOUND for _, state in states):
+    write_document({"files": [{**each, "state": each["state"].lower()} for each in found], "advice": advice})
+    if any(each["state"] != _SOUND for each in found):
         sys.exit(1)
 
 
@@ -45,50 +52,60 @@ def _advice(file: str) -> str:
     return "to repair a file that is in no dataset's folder: copy it again, or make it again"
 
 
-def _formats_in(file: str) -> Sequence[str | None]:
+def _formats_in(file: str, options: Mapping[str, Any]) -> Sequence[str | None]:
     """The formats to check one after the other; None where the file itself is of one."""
     from mm_assets.storage.store import Store
 
     if file.endswith(tuple(f".{form}" for form in FORMATS)):
         return (None,)
     if file.endswith(".json"):
-        return _formats_listed(file)
+        return _formats_listed(file, options)
     try:
-        names = Store(file).sizes("")
+        names = Store(file, options).sizes("")
     except (MmAssetsError, OSError, ValueError):  # opening it says why
         return (None,)
     if "manifest.json" in names:
-        return _formats_listed(file)
+        return _formats_listed(file, options)
     return [form for form in FORMATS if any(name.endswith(f".{form}") for name in names)] or (None,)
 
 
-def _formats_listed(file: str) -> Sequence[str]:
+def _formats_listed(file: str, options: Mapping[str, Any]) -> Sequence[str]:
     """The formats of a manifest; all where it does not open, so that checking each says why."""
     import mm_assets
 
-    with suppress(MmAssetsError, OSError), mm_assets.open(file) as dataset:
+    with suppress(MmAssetsError, OSError), mm_assets.open(file, storage_options=options or None) as dataset:
         if dataset.manifest is not None:
             return dataset.manifest.formats
     return FORMATS
 
 
-def _verify(file: str, form: str | None) -> str:
-    """Checks and reports the files of a format; the state that they are in."""
+def _verify(file: str, form: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks and reports the files of a format: the state that they are in, and what was found."""
     import mm_assets
 
     shown = file if form is None else f"{file} ({form})"
+    found: dict[str, Any] = {
+        "file": file,
+        "format": form,
+        "state": "",
+        "message": None,
+        "num_payloads": None,
+        "damage": [],
+    }
     try:
-        with mm_assets.open(file, format=form) as dataset:
+        with mm_assets.open(file, format=form, storage_options=options or None) as dataset:
             report = dataset.verify()
     except MmAssetsError as error:
         is_packed = isinstance(error, FormatError) and not isinstance(error, BadMagicError)
         state = _DAMAGED if is_packed else "cannot be checked"
-        echo(f"{shown}: {state}: {str(error).removeprefix(f'{file}: ')}")
-        return state
+        message = str(error).removeprefix(f"{file}: ")
+        echo(f"{shown}: {state}: {message}")
+        return found | {"state": state, "message": message}
     except OSError as error:
         state = "cannot be read"
-        echo(f"{shown}: {state}: {error.strerror or error}")
-        return state
+        message = error.strerror or str(error)
+        echo(f"{shown}: {state}: {message}")
+        return found | {"state": state, "message": message}
     state = _SOUND if report.ok else _DAMAGED
     checked = f"{counted(report.num_payloads, 'payload')} checked, {counted(len(report.damage), 'fault')}"
     echo(f"{shown}: {state}, {checked}")
@@ -96,4 +113,8 @@ def _verify(file: str, form: str | None) -> str:
         place = f"sample {damage.sample} ({damage.sample_id})" if damage.sample is not None else "file"
         modality = f", {damage.modality}" if damage.modality else ""
         echo(f"  {place}{modality}: {damage.message}")
-    return state
+    listed = [
+        {"sample": d.sample, "sample_id": d.sample_id, "modality": d.modality, "message": d.message}
+        for d in report.damage
+    ]
+    return found | {"state": state, "num_payloads": report.num_payloads, "damage": listed}

@@ -23,7 +23,8 @@ from mm_assets.dataset.open_files import DatasetIds, OpenFiles
 from mm_assets.dataset.prefetch import arrays_of
 from mm_assets.dataset.reader import RawBatch, RawReader, SampleReader
 from mm_assets.dataset.writer import DatasetWriter, create, spec_of
-from mm_assets.fields import ArraySpec, Field
+from mm_assets.errors import SchemaMismatchError
+from mm_assets.fields import ArraySpec, Field, SequenceField
 from mm_assets.fields.base import Out
 from mm_assets.formats import VerifyReport
 from mm_assets.formats.batch import Indices
@@ -261,6 +262,48 @@ class Dataset:
         for reader, rows, local in self._files.pieces():
             present[rows] = reader.presence(name)[local]
         return present
+
+    def scan_records(self, name: str) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]]:
+        """The metadata records of a modality file by file, without reading data.
+
+        Args:
+            name: a modality whose field is known here; `KeyError` for an unknown one.
+
+        Yields:
+            (n,) records of the samples of a file that have it, as the field's `metadata_type`; (n,) int64, the bytes of
+            their records and data together.
+        """
+        self._fields.check_name(name)
+        record = self.fields[name].metadata_type
+        for reader, _, local in self._files.pieces():
+            local = local[reader.presence(name)[local]]
+            records = np.ascontiguousarray(reader.records(name)[local])
+            yield records.view(record).reshape(-1), reader.sizes(name)[local].astype(np.int64)
+
+    def item_records(self, name: str, indices: Indices) -> npt.NDArray[np.void]:
+        """The metadata records of the items of a modality of sequences; of local files none of their data is read.
+
+        Args:
+            name: a modality whose field is a `SequenceField`; `KeyError` for an unknown one.
+            indices: the samples.
+
+        Returns:
+            (n,) records of their items, file by file, as the inner field's `metadata_type`. Those in remote files are
+            left out: they would have to be fetched with the data.
+        """
+        self._fields.check_name(name)
+        field = self.fields[name]
+        if not isinstance(field, SequenceField):
+            raise SchemaMismatchError(f"{self.path}: {name} is of {type(field).__name__}, expected SequenceField")
+        found = bytearray()
+        for reader, rows, local in self._files.pieces():
+            wanted = () if reader.mapped is None else local[np.isin(rows, self._chosen(indices))].tolist()
+            for at in wanted:
+                payload = reader.read_payload(at, name, verify=False)
+                if payload is not None:
+                    for _, record, _ in field.item_payloads(*payload):
+                        found += record
+        return np.frombuffer(bytes(found), field.inner.metadata_type)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from mm_assets.errors import ConfigError, SchemaMismatchError
+from mm_assets.errors import ConfigError, SchemaMismatchError, meant
 from mm_assets.pipeline.chain import (
     CHAIN,
     MANIFEST,
@@ -224,7 +224,8 @@ def stage_named(name: str, *, option: str, specs: Iterable[DatasetSpec] = ()) ->
     """
     stages = {stage.name: stage for stage in CHAIN if stage is not MANIFEST}
     if name not in stages:
-        raise ConfigError("arguments", option, f"{name!r} is not a stage; the stages are: {', '.join(stages)}")
+        detail = f"{name!r} is not a stage; the stages are: {', '.join(stages)}{meant(name, stages)}"
+        raise ConfigError("arguments", option, detail)
     for spec in specs:
         if not stages[name].is_made(spec):
             made = ", ".join(stage for stage, found in stages.items() if found.is_made(spec))

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, meant
 from mm_assets.filters.base import Annotator, Filter
 from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
 from mm_assets.packing.judge import Mode, Policy
@@ -554,7 +554,7 @@ def _config_error(found: ErrorDetails, where: str) -> ConfigError:
         detail = f"is missing: {schema['description'].rstrip('.')}"
     elif found["type"] == "extra_forbidden":
         known = sorted(parent["properties"])
-        detail = f"is not a setting; allowed here: {', '.join(known)}"
+        detail = f"is not a setting; allowed here: {', '.join(known)}{meant(found['loc'][-1], known)}"
         if found["loc"][-1] in known:
             detail = "is another name of a setting that is given too: give one of them"
     elif found["type"] == "literal_error":

@@ -6,22 +6,28 @@ to date, markers only where the last manifest did not see them as they are. Noth
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
-from mm_assets.errors import MmAssetsError, SourceError
+from mm_assets.errors import ConfigError, MmAssetsError, SourceError
 from mm_assets.pipeline.added_streams import set_aside_streams
+from mm_assets.pipeline.chain import TABLES
+from mm_assets.pipeline.leases import Leases
 from mm_assets.pipeline.pending import Present, Stale, stale_partitions
 from mm_assets.pipeline.publish import partitions_in_manifest
 from mm_assets.pipeline.records import Partition, StageFailure
 from mm_assets.pipeline.register import list_partitions, no_shards, refusal
+from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.listing import ShardFile
+from mm_assets.storage.urls import is_local, local_path
 
-__all__ = ["DatasetStatus", "ManifestStatus", "ShardChanges", "dataset_status"]
+__all__ = ["DatasetStatus", "ManifestStatus", "Running", "ShardChanges", "dataset_status"]
 
-_READS = 8  # failures at a time
+_READS = 8  # failures, or leases, at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,7 @@ class ManifestStatus:
 
     Attributes:
         url: where it is.
+        digest: its name below ``manifests/``; None where another release made it.
         num_partitions: how many it lists.
         left_out: registered partitions that it does not list, with the reason.
         outdated: partitions whose listed files are not those of their present shards, settings, code and schema, with
@@ -58,9 +65,23 @@ class ManifestStatus:
     """
 
     url: str
+    digest: str | None
     num_partitions: int
     left_out: Mapping[str, str]
     outdated: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Who is working on a partition, by its lease.
+
+    Attributes:
+        host: name of the host.
+        run: id of the run.
+    """
+
+    host: str
+    run: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +93,12 @@ class DatasetStatus:
         url: its folder.
         registered: keys of its partitions, sorted.
         pending: by key, where a run starts a partition that is not up to date, and why.
+        running: by key, the partitions that a run is working on.
         failures: by key, the error that ended the last run of a partition.
+        num_samples: samples of the partitions that are up to date.
+        num_bytes: bytes of the registered ``shards``, and of the ``packed`` files and ``tables`` that are stored.
+        versions: digests of the manifests that are stored: each is a version of the dataset.
+        is_list_lost: whether partitions were published, and the list of the registered ones is gone.
         shards: how the shards differ from those registered; None where they could not be listed.
         manifest: the newest; None before the first, and where it could not be read.
         set_aside: by name, the partitions with an added stream that `formats` leaves out.
@@ -84,7 +110,12 @@ class DatasetStatus:
     url: str
     registered: tuple[str, ...]
     pending: Mapping[str, Stale]
+    running: Mapping[str, Running]
     failures: Mapping[str, StageFailure]
+    num_samples: int
+    num_bytes: Mapping[str, int]
+    versions: tuple[str, ...]
+    is_list_lost: bool
     shards: ShardChanges | None
     manifest: ManifestStatus | None
     set_aside: Mapping[str, tuple[str, ...]]
@@ -101,8 +132,10 @@ def dataset_status(dataset: DatasetStore) -> DatasetStatus:
     """Finds out the state of a dataset, which may not be registered yet.
 
     Raises:
+        ConfigError: the root is a folder that cannot exist.
         MmAssetsError: the dataset's folder could not be read.
     """
+    _expect_possible(dataset.spec)
     present = Present(dataset)
     pending = stale_partitions(present, present.pending())
     shards, manifest, unknown = None, None, list[str]()
@@ -117,18 +150,57 @@ def dataset_status(dataset: DatasetStore) -> DatasetStatus:
         unknown.append(str(error))
     if refused is None and shards is not None and not shards.found:
         refused = no_shards(dataset.spec, registered=len(present.partitions))
+    published = present.published()
     return DatasetStatus(
         dataset=dataset.spec.name,
         url=dataset.store.url,
         registered=tuple(sorted(present.partitions)),
         pending=pending,
+        running=_running(dataset),
         failures=_failures(present, pending),
+        num_samples=sum(marker.num_samples for key, marker in published.items() if key not in pending),
+        num_bytes=_num_bytes(present),
+        versions=tuple(name.rpartition("/")[2].removesuffix(".json") for name in dataset.store.sizes("manifests")),
+        is_list_lost=not present.partitions and bool(present.names),
         shards=shards,
         manifest=manifest,
-        set_aside=set_aside_streams(present.published().values()),
+        set_aside=set_aside_streams(published.values()),
         refused=refused,
         unknown=tuple(unknown),
     )
+
+
+def _expect_possible(spec: DatasetSpec) -> None:
+    """Raises `ConfigError` for a local root that no run could make: an empty status would hide a wrong name."""
+    if not is_local(spec.root):
+        return
+    root = local_path(spec.root)
+    nearest = next((folder for folder in (root, *root.parents) if os.path.lexists(folder)), Path("/"))
+    if nearest.is_dir() and (nearest == root or os.access(nearest, os.W_OK | os.X_OK)):
+        return
+    why = "may not be written to" if nearest.is_dir() else "is not a folder"
+    raise ConfigError(spec.where, "root", f"{spec.root!r} is not there and cannot be made: {nearest} {why}")
+
+
+def _running(dataset: DatasetStore) -> dict[str, Running]:
+    """The partitions whose lease is valid."""
+    names = [name.rpartition("/")[2].removesuffix(".json") for name in dataset.store.sizes("leases")]
+    with Leases(dataset, "") as leases, ThreadPoolExecutor(_READS, thread_name_prefix="leases") as pool:
+        found = zip(names, pool.map(leases.live, names), strict=True)
+        return {
+            name: Running(host=lease.owner.partition("/")[0], run=lease.run)
+            for name, lease in found
+            if lease is not None
+        }
+
+
+def _num_bytes(present: Present) -> dict[str, int]:
+    tables = present.dataset.listings(*TABLES)
+    return {
+        "shards": sum(shard.size for partition in present.partitions.values() for shard in partition.shards),
+        "packed": sum(present.packed.values()),
+        "tables": sum(file.size for listed in tables for file in listed.values()),
+    }
 
 
 def _failures(present: Present, pending: Mapping[str, Stale]) -> dict[str, StageFailure]:
@@ -191,5 +263,9 @@ def _manifest_status(present: Present, pending: Mapping[str, Stale]) -> Manifest
     if present.cache.seen:  # else another release made the manifest
         outdated |= dict.fromkeys(sorted(unseen & listed), "it was published again since")
     return ManifestStatus(
-        url=store.url_of("manifest.json"), num_partitions=len(listed), left_out=left_out, outdated=outdated
+        url=store.url_of("manifest.json"),
+        digest=None if present.cache.manifest is None else present.cache.manifest.digest,
+        num_partitions=len(listed),
+        left_out=left_out,
+        outdated=outdated,
     )

@@ -61,7 +61,7 @@ def test_names_of_members_are_shown_escaped(tmp_path: Path) -> None:
 def test_settings_and_json(shards: Path) -> None:
     """Settings change the plan, as JSON it has what schema.json will hold, and empty tables are left out."""
     result = plan(shards, "--set", "samples.user_columns=[]", "--pack", "image_text", "--json")
-    found = json.loads(result.stdout)["default"]
+    found = json.loads(result.stdout)["datasets"]["default"]
     assert (found["pack"]["preset"], found["user_columns"]) == ("image_text", [])
     assert found["evidence"]["shards"] == [{"url": str(shards / "a.tar"), "num_samples": 10}]
     without = plan(shards, "--set", "samples.user_columns=[]", "--pack", "image_text")

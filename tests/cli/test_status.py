@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mm_assets.cli.main import main
+from mm_assets.pipeline.leases import Leases
+from mm_assets.pipeline.records import StageFailure
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.store import DatasetStore
 
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import CAPTIONS, make_shard
@@ -42,7 +48,7 @@ def invoke(made: Path, tmp_path: Path, dagster_home: Path, monkeypatch: pytest.M
 
 
 def state(result: Result) -> Any:
-    return json.loads(result.stdout)["data"]
+    return json.loads(result.stdout)["datasets"]["data"]
 
 
 @pytest.mark.parametrize("query", ["", ";", " ; "])
@@ -79,6 +85,71 @@ def test_a_lost_list_of_partitions_is_named(invoke: Invoke, tmp_path: Path) -> N
     found = state(invoke("status", "--json"))
     assert (found["shards"]["new"], found["shards"]["gone"]) == (["a"], [])
     assert found["manifest"]["outdated"] == {"a": "shards.json is missing, so no partition is registered"}
+    assert found["is_list_lost"] is True
+    said = invoke("status").stdout
+    assert "data: shards.json is missing, though partitions were published: `mm-assets register " in said
+
+
+def test_what_is_running_and_how_much_there_is(invoke: Invoke, tmp_path: Path) -> None:
+    """The state has the partition that this process holds, with its host, and samples, bytes and versions."""
+    shards = json.loads((tmp_path / "root" / "data" / "shards.json").read_text())["shards"]
+    dataset = DatasetStore(declare(tmp_path / "root", Path(shards)))
+    with Leases(dataset, "a-run") as leases, leases.of_run(), leases.held("a"):
+        said = invoke("status").stdout
+        found = state(invoke("status", "--json"))
+    assert found["running"] == {"a": {"host": socket.gethostname(), "run": "a-run"}}
+    assert f"data: running on {socket.gethostname()}: a\n" in said
+    assert said.startswith("data: 1 partition: 1 published, 0 pending, 1 running\n")
+    packed = sum(path.stat().st_size for path in (tmp_path / "root" / "data" / "packed").iterdir())
+    assert found["num_bytes"]["packed"] == packed
+    assert found["num_bytes"]["shards"] == (Path(shards) / "a.tar").stat().st_size
+    assert re.search(
+        r"^data: 4 samples, [\d.]+ kB in shards, [\d.]+ kB packed, [\d.]+ kB in tables, 1 version$", said, re.M
+    )
+    assert found["versions"] == [found["manifest"]["digest"]]
+    assert f"version {found['versions'][0][:8]}: " in said
+    assert state(invoke("status", "--json"))["running"] == {}
+
+
+@pytest.mark.parametrize(
+    ("root", "code", "says"),
+    [
+        ("file/below/it", 2, r"root: '.*' is not there and cannot be made: .*file is not a folder"),
+        ("n" * 300, 1, r"n+: File name too long"),
+        ("a\0b", 1, r"a\\x00b/default: cannot be listed: "),
+    ],
+)
+def test_a_root_that_cannot_exist_is_refused(
+    tmp_path: Path, dagster_home: Path, root: str, code: int, says: str
+) -> None:
+    """A root below a file, or with a name that no file system takes, is an error and not an empty dataset."""
+    make_shard(tmp_path / "in" / "a.tar", CAPTIONS)
+    (tmp_path / "file").write_text("x")
+    given = ["status", "--shards", str(tmp_path / "in"), "--root", str(tmp_path / root)]
+    result = CliRunner().invoke(main, given)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert re.search(says, result.stderr)
+
+
+def test_many_partitions_are_totals(tmp_path: Path, dagster_home: Path) -> None:
+    """Of 300 partitions that are pending, the state has one row with their number, and a line for each failure."""
+    make_shard(tmp_path / "in" / "p000.tar", CAPTIONS)
+    for number in range(1, 300):
+        shutil.copy(tmp_path / "in" / "p000.tar", tmp_path / "in" / f"p{number:03}.tar")
+    dataset = DatasetStore(declare(tmp_path / "root", tmp_path / "in"))
+    register(dataset)
+    for key in ("p007", "p123"):
+        dataset.write_failure(StageFailure(partition=key, stage="rows", detail=f"why {key}"))
+    said = (
+        CliRunner()
+        .invoke(main, ["status", "--root", str(tmp_path / "root"), "-d", "data", "--shards", str(tmp_path / "in")])
+        .stdout
+    )
+    assert "data: 300 partitions: 0 published, 300 pending, 2 failed in their last run" in said
+    assert re.search(r"it has never run +│ +298 │", said)
+    assert "data/p007: failed at rows: why p007\n" in said
+    assert "data/p123: failed at rows: why p123\n" in said
+    assert len(said.splitlines()) < 20
 
 
 def test_partitions_are_named_in_a_file(invoke: Invoke, tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_partitions_that_a_run_leaves_out_are_named(cli: Cli, demo_shards: Path)
     assert "d: 1 partition not in the manifest (a): `on_undecodable` changed" in told.stderr
     row = next(line for line in told.stdout.splitlines() if re.match(r"\W*d\W+a\W", line))
     assert "pending" in row
-    assert json.loads(cli("losses", "-d", "d", "--json").stdout)["unpublished"] == ["a"]
+    assert json.loads(cli("losses", "-d", "d", "--json").stdout)["datasets"]["d"]["unpublished"] == ["a"]
 
 
 def test_two_commands_create_one_instance(cli: Cli, demo_shards: Path) -> None:

@@ -265,7 +265,7 @@ def test_losses_equal_a_recount(tmp_path: Path, dagster_home: Path, monkeypatch:
         assert reason in done.output
     assert "`mm-assets losses --root out --dataset web`" in done.output
 
-    found = json.loads(command("losses", "--root", "out", "-d", "web", "--json").stdout)
+    found = json.loads(command("losses", "--root", "out", "-d", "web", "--json").stdout)["datasets"]["web"]
     assert told(found["losses"]) == expected
     assert {t["reason"]: t["count"] for t in found["totals"]} == Counter(item.reason for item in expected.elements())
     assert all(loss["advice"] for loss in found["losses"])

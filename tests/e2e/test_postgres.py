@@ -52,7 +52,7 @@ def test_a_restart_during_a_load_loses_nothing(
     (tmp_path / "in").mkdir()
     for name in "abc":
         shutil.copy(demo_shards / "captions-00000.tar", tmp_path / "in" / f"{name}.tar")
-    given = ("run", "--shards", "in", "--root", "out", "--set", "settle_seconds=0")
+    given = ("run", "-v", "--shards", "in", "--root", "out", "--set", "settle_seconds=0")
     with (
         (tmp_path / "log").open("w+") as log,
         subprocess.Popen((*COMMAND, *given), cwd=tmp_path, stdout=log, stderr=log) as process,

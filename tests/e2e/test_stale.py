@@ -70,7 +70,7 @@ class Work:
         return done
 
     def status(self) -> Any:
-        return json.loads(self("status", "--json").stdout)["docs"]
+        return json.loads(self("status", "--json").stdout)["datasets"]["docs"]
 
     def pending(self) -> dict[str, str]:
         """By key, the stage at which `status` says that the partition starts."""

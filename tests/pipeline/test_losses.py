@@ -239,7 +239,7 @@ def test_the_command_separates_what_is_kept_from_what_is_lost(
     assert re.search(
         r"b\.tar, 0\.json, bytes 512 to \d+ \(sample 0\): key 'author' is not a column \(2 times\); ", author
     )
-    found = json.loads(CliRunner().invoke(main, [*given, "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(main, [*given, "--json"]).stdout)["datasets"]["data"]
     assert {(t["kind"], t["reason"]): t["count"] for t in found["totals"]} == {
         ("kept" if reason.startswith("kept.") else "lost", reason): count
         for reasons in COUNTS.values()

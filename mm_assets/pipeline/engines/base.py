@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage
@@ -20,7 +20,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.schema import DatasetSchema
 
-__all__ = ["Ended", "Engine", "Loss", "Task"]
+__all__ = ["Ended", "Engine", "Loss", "Started", "Task", "unobserved"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,6 +96,14 @@ class Ended:
     task: Task
     report: PartitionReport | None = None
     loss: Loss | None = None
+
+
+Started: TypeAlias = Callable[[Task, str], object]
+"""Is called with a task that begins to work and an empty text, then with the name of each stage that is known."""
+
+
+def unobserved(task: Task, stage: str) -> None:
+    """The `Started` that does nothing."""
 
 
 class Engine(Protocol):

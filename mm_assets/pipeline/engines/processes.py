@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mm_assets.checks.database import share_memory
-from mm_assets.pipeline.engines.base import Ended, Loss, Task
+from mm_assets.pipeline.engines.base import Ended, Loss, Started, Task, unobserved
 from mm_assets.storage.urls import is_local
 
 __all__ = ["Processes", "num_processors", "scratch_bytes"]
@@ -48,12 +48,14 @@ class Processes:
 
     Args:
         num_processes: how many partitions are in flight; 1 or less runs them in this process, when `ended` is called.
+        started: as that of `open_engine`.
     """
 
     spans_hosts = False
     group_bytes = 0  # a partition costs one message each way
 
-    def __init__(self, num_processes: int = 1) -> None:
+    def __init__(self, num_processes: int = 1, *, started: Started = unobserved) -> None:
+        self._started = started
         self.slots = max(num_processes, 1)
         self._here: deque[Task] = deque()
         self._free: list[_Worker] = []
@@ -104,7 +106,8 @@ class Processes:
         """Those that ended, as `Engine.ended`; in this process, the next one is run first."""
         if self._here:
             task = self._here.popleft()
-            return [Ended(task=task, report=task.run())]
+            self._started(task, "")
+            return [Ended(task=task, report=task.run(started=lambda stage: self._started(task, stage.name)))]
         found, self._ended = self._ended, []
         if found:
             return found
@@ -139,6 +142,7 @@ class Processes:
                     return
                 continue  # it died between two partitions
             self._busy[worker.connection] = flight
+            self._started(task, "")
             return
 
     def _received(self, ready: Iterable[Any]) -> Iterator[Ended]:
@@ -152,6 +156,7 @@ class Processes:
             else:
                 if isinstance(message, str):
                     flight.stage = message
+                    self._started(flight.task, message)
                     continue
                 ended = Ended(task=flight.task, report=message)
                 self._free.append(flight.worker)

@@ -29,7 +29,7 @@ from typing import Any, Self
 from mm_assets import __version__
 from mm_assets.checks.database import share_memory
 from mm_assets.errors import ConfigError, MmAssetsError, SourceError, first_line, optional_import
-from mm_assets.pipeline.engines.base import Ended, Loss, Task
+from mm_assets.pipeline.engines.base import Ended, Loss, Started, Task, unobserved
 from mm_assets.pipeline.engines.processes import num_processors, scratch_bytes
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report
 from mm_assets.pipeline.records import StageFailure
@@ -63,6 +63,7 @@ class RayTasks:
         num_tasks: how many are at work at a time; None takes as many as the cluster has processors and memory for. A
             cluster that starts nodes on demand needs a number.
         memory: bytes that a task asks for.
+        started: as that of `open_engine`; the names of stages are not known.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -72,10 +73,18 @@ class RayTasks:
     spans_hosts = True
     group_bytes = _GROUP_BYTES
 
-    def __init__(self, address: str | None = None, *, num_tasks: int | None = None, memory: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        num_tasks: int | None = None,
+        memory: int = 1 << 30,
+        started: Started = unobserved,
+    ) -> None:
         with optional_import("ray", "--engine ray"):
             import ray
         self._ray = ray
+        self._started = started
         self._num_tasks = num_tasks
         self._memory = memory
         self._groups: dict[Task, _Group] = {}  # of each task that has not ended
@@ -237,10 +246,13 @@ class RayTasks:
             return  # all have ended, or it was canceled, and its tasks may be submitted again
         if isinstance(message, str):
             group.node, group.began = message, time.monotonic()
+            self._started(group.left[0], "")
             return
         if isinstance(message, tuple):
             ended = group.reported(*message)
             del self._groups[ended.task]
+            if group.left:
+                self._started(group.left[0], "")
             yield ended
             return
         for task in group.left:
