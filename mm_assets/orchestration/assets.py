@@ -8,14 +8,14 @@ import dagster as dg
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.checks import check_specs
-from mm_assets.orchestration.partitions import asset_key, code_version, shard_partitions
+from mm_assets.orchestration.lineage import described_data
+from mm_assets.orchestration.partitions import asset_key, code_version, shard_partitions, shards_key
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
     losses_table,
     manifest_result,
     published_result,
-    reserved_columns,
     stage_result,
 )
 from mm_assets.orchestration.resources import open_dataset, resource_key
@@ -77,11 +77,13 @@ def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
 
 def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
     """What the UI and Dagster's lineage need to know of a stage's asset."""
-    columns = reserved_columns(stage)
+    metadata, tags = described_data(spec, stage)
+    above = [asset_key(spec, one) for one in stage.upstream if one.is_made(spec)]
     return {
         "key": asset_key(spec, stage),
-        "metadata": {} if columns is None else {"dagster/column_schema": columns},
-        "deps": [asset_key(spec, above) for above in stage.upstream if above.is_made(spec)],
+        "metadata": metadata,
+        "tags": tags,
+        "deps": above or [shards_key(spec)],
         "group_name": spec.name,
         "owners": list(spec.owners),
         "description": "\n\n".join(filter(None, (stage.description, spec.description))),

@@ -4,6 +4,7 @@ import dagster as dg
 
 from mm_assets.orchestration.assets import build_assets
 from mm_assets.orchestration.jobs import build_jobs
+from mm_assets.orchestration.lineage import shards_asset
 from mm_assets.orchestration.load import build_load_job
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.schedules import build_schedules
@@ -19,7 +20,7 @@ def build_definitions(spec: DatasetSpec) -> dg.Definitions:
     pack, manifest = build_jobs(spec, assets)
     load = build_load_job(spec)
     return dg.Definitions(
-        assets=assets,
+        assets=[shards_asset(spec), *assets],
         jobs=[pack, load, manifest],
         sensors=build_sensors(spec, [pack, load]),
         schedules=build_schedules(spec),

@@ -17,12 +17,18 @@ __all__ = [
     "load_op_name",
     "manifest_job_name",
     "shard_partitions",
+    "shards_key",
 ]
 
 
 def asset_key(spec: DatasetSpec, stage: Stage) -> dg.AssetKey:
     """The asset of a stage."""
     return dg.AssetKey([spec.name, stage.name])
+
+
+def shards_key(spec: DatasetSpec) -> dg.AssetKey:
+    """The asset of the shards, which Dagster does not make."""
+    return dg.AssetKey([spec.name, "shards"])
 
 
 def code_version(
