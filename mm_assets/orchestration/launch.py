@@ -20,6 +20,7 @@ import dagster as dg
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
+from mm_assets.orchestration.listing import declared_in
 from mm_assets.orchestration.load import Load, Recorded, catch_up, execute_load, named_keys
 from mm_assets.orchestration.mirror import lost_said
 from mm_assets.orchestration.partitions import add_partitions
@@ -145,6 +146,9 @@ def declared_datasets(module: str) -> dict[str, DatasetSpec | ConfigError]:
         ) from error
     if not found:
         raise ConfigError(module, "module", "holds no Dagster definitions")
+    for component in components:
+        if not isinstance(component.declared, ConfigError):
+            declared_in(component.declared, module)
     return {component.name: component.declared for component in components}
 
 

@@ -18,6 +18,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.orchestration.listing import listed_under_its_job
 from mm_assets.orchestration.mirror import Mirror, lost_said
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
 from mm_assets.orchestration.patience import patient
@@ -139,7 +140,8 @@ def _run_all(load: "Load", context: dg.OpExecutionContext) -> None:
         own = error
     while not load.is_complete:
         run_id, recorded = str(uuid.uuid4()), load.num_runs
-        execute_load(context.instance, load.dataset.spec, run, run_id=run_id, tags={LOAD_TAG: context.run_id})
+        tags = {LOAD_TAG: context.run_id}
+        execute_load(context.instance, load.dataset.spec, run, run_id=run_id, tags=tags, parent=context.run)
         if interrupted:
             raise interrupted[0]
         if load.num_runs == recorded:
@@ -156,6 +158,7 @@ def execute_load(
     run_id: str,
     keys: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
+    parent: dg.DagsterRun | None = None,
     **config: object,
 ) -> dg.ExecuteInProcessResult:
     """Executes a run of the job `<dataset>_load` in this process, with a driver of its own.
@@ -167,6 +170,7 @@ def execute_load(
         run_id: the run's.
         keys: the partitions that its configuration names.
         tags: of the run.
+        parent: the run whose load it continues, if any.
         config: the rest of its configuration, as of `load_config`.
     """
 
@@ -177,14 +181,15 @@ def execute_load(
             context.instance.report_run_canceling(context.run)  # else Dagster says that the run failed, and is repeated
             raise
 
-    return load_job(spec, stoppable).execute_in_process(
-        run_config={**_QUIET, **load_config(spec, keys, **config)},
-        instance=instance,
-        raise_on_error=False,
-        run_id=run_id,
-        tags={**process_tags(run_id), _MAX_RETRIES: "0", **(tags or {})},  # its caller repeats the load
-        resources={resource_key(spec): StorageRoot(root=spec.root)},
-    )
+    with listed_under_its_job(instance, spec, parent):
+        return load_job(spec, stoppable).execute_in_process(
+            run_config={**_QUIET, **load_config(spec, keys, **config)},
+            instance=instance,
+            raise_on_error=False,
+            run_id=run_id,
+            tags={**process_tags(run_id), _MAX_RETRIES: "0", **(tags or {})},  # its caller repeats the load
+            resources={resource_key(spec): StorageRoot(root=spec.root)},
+        )
 
 
 def load_job(spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext, LoadConfig], object]) -> dg.JobDefinition:

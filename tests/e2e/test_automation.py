@@ -265,7 +265,7 @@ def test_a_new_schema_is_a_new_run(instance: dg.DagsterInstance, demo_spec: Spec
     dataset.write_schema(changed, decided_by="test")
     (second,) = ticker.tick().run_requests
     assert first.run_key != second.run_key
-    assert first.tags["mm_assets/fingerprint"] != second.tags["mm_assets/fingerprint"]
+    assert first.tags[".dagster/mm_assets.fingerprint"] != second.tags[".dagster/mm_assets.fingerprint"]
 
 
 def test_the_cursor_forgets_what_is_published(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
@@ -339,17 +339,17 @@ def test_failing_partitions_do_not_starve_the_others(
     spec = demo_spec("docs", shards=str(inbox()), runs_per_tick=1)
     register_dataset(instance, DatasetStore(spec))
     tags = _schedule_tags(instance, spec, "docs-00000")
-    assert tags["mm_assets/attempt"] == "1"
+    assert tags[".dagster/mm_assets.attempt"] == "1"
     _failed_run(instance, spec, "docs-00000", tags)
     assert _schedule_keys(instance, spec) == ["docs-00001"]
-    _failed_run(instance, spec, "docs-00001", {"mm_assets/fingerprint": "of another state"})
+    _failed_run(instance, spec, "docs-00001", {".dagster/mm_assets.fingerprint": "of another state"})
     assert _schedule_keys(instance, spec) == ["docs-00001"]
     _failed_run(instance, spec, "docs-00001", _schedule_tags(instance, spec, "docs-00001"))
     assert _schedule_keys(instance, spec) == []
     now = time.time()
     monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 700)
     tags = _schedule_tags(instance, spec, "docs-00000")
-    assert tags["mm_assets/attempt"] == "2"
+    assert tags[".dagster/mm_assets.attempt"] == "2"
     _failed_run(instance, spec, "docs-00000", tags)
     assert _schedule_keys(instance, spec) == ["docs-00001"]
     both = demo_spec("docs", shards=str(inbox()), runs_per_tick=2)
