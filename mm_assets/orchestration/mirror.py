@@ -41,7 +41,7 @@ from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import RECORDS, StageRecord
 
-__all__ = ["Mirror", "lost_said"]
+__all__ = ["Mirror", "is_known_manifest", "lost_said"]
 
 _TAG = "dagster/"
 _VERSION, _CODE = f"{_TAG}data_version", f"{_TAG}code_version"
@@ -187,9 +187,7 @@ class Mirror:
 
     def knows_manifest(self, digest: str) -> bool:
         """Whether the manifest with this digest is Dagster's latest one."""
-        found = self._instance.fetch_materializations(asset_key(self._spec, MANIFEST), limit=1).records
-        known = found[0].asset_materialization if found else None
-        return known is not None and (known.tags or {}).get(_VERSION) == digest
+        return is_known_manifest(self._instance, self._spec, digest)
 
     def catch_up_manifest(self) -> bool:
         """Records the newest manifest if it is not what Dagster knows as the latest one: whether it did."""
@@ -423,6 +421,13 @@ class Mirror:
     def _lose(self, name: str, why: object) -> None:
         if name:
             self.lost[name] = str(why)
+
+
+def is_known_manifest(instance: dg.DagsterInstance, spec: DatasetSpec, digest: str) -> bool:
+    """Whether the manifest with this digest is Dagster's latest one."""
+    found = instance.fetch_materializations(asset_key(spec, MANIFEST), limit=1).records
+    known = found[0].asset_materialization if found else None
+    return known is not None and (known.tags or {}).get(_VERSION) == digest
 
 
 def lost_said(spec: DatasetSpec, lost: Mapping[str, str]) -> str:
