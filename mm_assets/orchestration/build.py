@@ -3,6 +3,7 @@
 import dagster as dg
 
 from mm_assets.orchestration.assets import build_assets
+from mm_assets.orchestration.check_job import build_check_job
 from mm_assets.orchestration.jobs import build_jobs
 from mm_assets.orchestration.lineage import shards_asset
 from mm_assets.orchestration.load import build_load_job
@@ -21,7 +22,7 @@ def build_definitions(spec: DatasetSpec) -> dg.Definitions:
     load = build_load_job(spec)
     return dg.Definitions(
         assets=[shards_asset(spec), *assets],
-        jobs=[pack, load, manifest],
+        jobs=[pack, load, manifest, build_check_job(spec)],
         sensors=build_sensors(spec, [pack, load]),
         schedules=build_schedules(spec),
         resources={resource_key(spec): StorageRoot(root=spec.root)},

@@ -18,13 +18,15 @@ import dagster as dg
 from dagster import DagsterEventType
 
 from mm_assets.errors import MmAssetsError
-from mm_assets.orchestration.checks import UNIQUE_IDS
 from mm_assets.orchestration.events import Batch, RunEvents
 from mm_assets.orchestration.partitions import asset_key, code_version, load_op_name
 from mm_assets.orchestration.patience import PAUSES, Patient, first_line, may_pass
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
+    evaluation_of,
+    failed_checks_said,
+    failed_observation,
     manifest_result,
     marker_version,
     published_result,
@@ -348,20 +350,7 @@ class Mirror:
 
     def _log_check(self, found: dg.AssetCheckResult, partition: str | None) -> None:
         """Stores a check result with the materialization that it is about: without it Dagster takes it for outdated."""
-        assert found.asset_key is not None
-        asset = dg.AssetKey.from_coercible(found.asset_key)
-        evaluation = dg.AssetCheckEvaluation(
-            asset_key=asset,
-            check_name=found.check_name or "",
-            passed=found.passed,
-            metadata=found.metadata,
-            target_materialization_data=self._events.latest(asset, partition),
-            severity=found.severity,
-            description=found.description,
-            blocking=found.check_name != UNIQUE_IDS,
-            partition=partition,
-        )
-        self._events.checked(evaluation)
+        self._events.checked(evaluation_of(found, partition, self._events.latest))
 
     def _read_attempts(self) -> None:
         if self._attempts is None:  # once: it reads the events of earlier loads that failed
@@ -381,6 +370,11 @@ class Mirror:
         for stage in CHAIN[names.index(reached) : CHAIN.index(PUBLISHED) + 1]:
             if stage.is_made(self._spec) and stage.name not in report.results:
                 self._events.planned(asset_key(self._spec, stage), key, tags)
+        said = "" if report.failure is None else report.failure.said
+        for result in report.results.values() if report.failure is None else ():
+            said = said or failed_checks_said(result)
+        at = next(stage for stage in CHAIN if stage.name == reached)
+        self._events.observed(failed_observation(self._spec, at, key, said))
 
     def _record_waiting(self) -> None:
         self.store()

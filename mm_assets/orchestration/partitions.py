@@ -11,6 +11,7 @@ from mm_assets.pipeline.store import Partition
 __all__ = [
     "add_partitions",
     "asset_key",
+    "check_job_name",
     "code_version",
     "job_name",
     "load_job_name",
@@ -62,6 +63,11 @@ def add_partitions(instance: dg.DagsterInstance, spec: DatasetSpec, partitions: 
 def job_name(spec: DatasetSpec) -> str:
     """Name of the job that takes one partition from shard to marker."""
     return f"{spec.name}_pack"
+
+
+def check_job_name(spec: DatasetSpec) -> str:
+    """Name of the job that runs the checks of one partition again."""
+    return f"{spec.name}_check"
 
 
 def load_job_name(spec: DatasetSpec) -> str:

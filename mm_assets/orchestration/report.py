@@ -1,6 +1,6 @@
 """What a stage did, as Dagster metadata: numbers, columns, samples with pictures, charts, check results."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -9,6 +9,7 @@ import pyarrow as pa
 from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
 from mm_assets.orchestration.checks import UNIQUE_IDS, rules_of
+from mm_assets.orchestration.events import Target
 from mm_assets.orchestration.lineage import modality_columns
 from mm_assets.orchestration.partitions import asset_key
 from mm_assets.orchestration.shown import (
@@ -25,7 +26,7 @@ from mm_assets.orchestration.viewer import viewer_link
 from mm_assets.pipeline.added_streams import names_set_aside
 from mm_assets.pipeline.chain import MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, packed_files
 from mm_assets.pipeline.duplicate_ids import duplicates_said
-from mm_assets.pipeline.losses import KINDS, LossTotal, listed_totals
+from mm_assets.pipeline.losses import FAILED, KINDS, Loss, LossTotal, listed_totals
 from mm_assets.pipeline.publish import ManifestReport
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
@@ -38,6 +39,9 @@ from mm_assets.summaries import bytes_said, counted
 __all__ = [
     "MaterializeResult",
     "check_results",
+    "evaluation_of",
+    "failed_checks_said",
+    "failed_observation",
     "losses_table",
     "manifest_result",
     "marker_version",
@@ -53,6 +57,7 @@ else:
     MaterializeResult = dg.MaterializeResult  # Dagster takes no other annotation
 
 _MAX_KEPT = 20  # faults in a table: the event log keeps it forever
+_MAX_SAID = 1000  # characters of why a partition failed
 _CELL = 28  # characters of a value in the first rows
 _MAX_SHARDS = 40  # in the table of a manifest
 _MAX_COLUMNS = 40  # of a dataset's own, by name
@@ -256,6 +261,29 @@ def _lost(report: ManifestReport) -> dict[str, int]:
     return found
 
 
+def failed_observation(spec: DatasetSpec, stage: Stage, partition: str, said: str) -> dg.AssetObservation:
+    """That a partition failed, for the page of its asset: the first line is what to do.
+
+    Dagster shows it above what was made before, and no longer once the partition is made again.
+    """
+    advice = Loss(partition=partition, stage=stage.name, reason=FAILED, detail=said).advice
+    command = f"mm-assets run --dataset {spec.name} --partition {partition}"
+    return dg.AssetObservation(
+        asset_key=asset_key(spec, stage),
+        partition=partition,
+        metadata={
+            "what_to_do": f"{advice}: {command}",
+            "failed": shortened(f"{stage.name}: {said}", _MAX_SAID),
+            **linked(spec, partition),
+        },
+    )
+
+
+def failed_checks_said(result: StageResult) -> str:
+    """What the checks of a stage found that stops a partition; empty where they found nothing such."""
+    return "; ".join(f"check {outcome.name}: {outcome.said}" for outcome in result.outcomes if outcome.stops)
+
+
 def losses_table(totals: Sequence[LossTotal]) -> Any:
     """What a partition lost, or kept with a fault, by stage and reason, with an example and what to do."""
     rows = []
@@ -295,25 +323,73 @@ def check_results(
     asset, names = result.record.stage, None if wanted is None else set(wanted)
     outcomes = {outcome.name: outcome for outcome in result.outcomes}
     return [
-        _check_result(spec, asset, name, {rule: outcomes[rule.name] for rule in rules if rule.name in outcomes})
+        _check_result(
+            spec,
+            asset,
+            name,
+            result.record.partition,
+            {rule: outcomes[rule.name] for rule in rules if rule.name in outcomes},
+        )
         for name, rules in rules_of(spec, asset).items()
         if names is None or name in names
     ]
 
 
-def _check_result(spec: DatasetSpec, asset: str, name: str, outcomes: Mapping[Check, Outcome]) -> dg.AssetCheckResult:
+def evaluation_of(
+    found: dg.AssetCheckResult,
+    partition: str | None,
+    latest: Callable[[dg.AssetKey, str | None], Target | None],
+) -> dg.AssetCheckEvaluation:
+    """A check result as the event that Dagster stores of one.
+
+    Args:
+        found: the result.
+        partition: the partition that it is about; None of one about all.
+        latest: finds the materialization that it is about: without it Dagster takes the result for outdated.
+    """
+    assert found.asset_key is not None
+    asset = dg.AssetKey.from_coercible(found.asset_key)
+    return dg.AssetCheckEvaluation(
+        asset_key=asset,
+        check_name=found.check_name or "",
+        passed=found.passed,
+        metadata=found.metadata,
+        target_materialization_data=latest(asset, partition),
+        severity=found.severity,
+        description=found.description,
+        blocking=found.check_name != UNIQUE_IDS,
+        partition=partition,
+    )
+
+
+def _named_sample(spec: DatasetSpec, partition: str, failed: Iterable[Outcome]) -> dict[str, Any]:
+    """The first sample that violates a rule, with the link to its page in the viewer, if there is one."""
+    for row in (row for outcome in failed for row in outcome.violations):
+        found = row.get("sample_id")
+        if isinstance(found, str) and found:
+            link = viewer_link(spec.name, partition, found)
+            named = {"sample": shortened(found, _MAX_SAID)}
+            return named if link is None else {**named, "viewer": dg.MetadataValue.url(link)}
+    return {}
+
+
+def _check_result(
+    spec: DatasetSpec, asset: str, name: str, partition: str, outcomes: Mapping[Check, Outcome]
+) -> dg.AssetCheckResult:
     failed = [outcome for outcome in outcomes.values() if not outcome.passed]
     stops = not failed or any(outcome.stops for outcome in failed)
     violations = {outcome.name: _violations(outcome) for outcome in failed if outcome.violations}
     metadata: dict[str, Any]
     if spec.checks == "per_rule":
-        metadata = {"num_violations": sum(outcome.num_violations for outcome in failed)}
+        number = sum(outcome.num_violations for outcome in failed)
+        metadata = {"num_violations": number} if number else {}
         metadata |= dict(zip(["violations"], violations.values(), strict=False))
         said = [outcome.said for outcome in failed]
     else:
         metadata = {"rules": _rules_table(outcomes)}
         metadata |= {f"violations/{name}": table for name, table in violations.items()}
         said = [f"{outcome.name}: {outcome.said}" for outcome in failed]
+    metadata |= _named_sample(spec, partition, failed)
     return dg.AssetCheckResult(
         check_name=name,
         asset_key=dg.AssetKey([spec.name, asset]),

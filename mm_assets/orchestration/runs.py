@@ -90,7 +90,7 @@ def tag_of(tags: Mapping[str, str], name: str) -> str:
 
 
 @contextmanager
-def exclusive_step(context: dg.AssetExecutionContext, dataset: DatasetStore) -> Iterator[None]:
+def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore) -> Iterator[None]:
     """Works on the partition of a step alone, and tags its run with this process.
 
     Raises:

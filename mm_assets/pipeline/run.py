@@ -267,6 +267,25 @@ class Run:
         command = losses_command(self.spec.name, self.key)
         return LossLimit(setting=setting, allowed=allowed, command=command, harmless=self.stage.harmless)
 
+    def recheck(self, packed: Mapping[str, str] | None = None) -> StageResult:
+        """Runs the checks of the stage again, on the files that its record names.
+
+        Args:
+            packed: as for `finish`.
+
+        Raises:
+            SourceError: the stage has not run, or with other settings.
+        """
+        record = self.work.record(self.stage)
+        if changed := self.stage.changed(record.made_with, self.stage.made_with(self.spec, self.schema)):
+            where = self.dataset.store.url_of(self.dataset.records_name(self.key))
+            again = f"mm-assets run --dataset {self.spec.name} --partition {self.key}"
+            raise SourceError(where, f"{self.stage.name} is of other settings ({changed}): run `{again}`")
+        self.inputs, self.published = dict(record.inputs), dict(record.files)
+        own = set(self._own_notes())
+        notes = [note for note in record.notes if note not in own]
+        return self.finish(counts=record.counts, notes=notes, kept=record.kept, packed=packed)
+
     def finish(
         self,
         *,

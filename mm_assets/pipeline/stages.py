@@ -60,7 +60,7 @@ __all__ = [
     "materialized_rows",
     "packed",
     "raw_shards",
-    "recheck_packed",
+    "recheck",
     "rows",
     "streamed_rows",
 ]
@@ -340,18 +340,16 @@ def packed(work: PartitionWork, *, formats: Sequence[str] = ()) -> dict[str, Sta
         return results
 
 
-def recheck_packed(work: PartitionWork, form: str) -> StageResult:
-    """Runs the checks of a packed file, "mult" or "mstr", again without packing.
+def recheck(work: PartitionWork, stage: Stage) -> StageResult:
+    """Runs the checks of a stage again, on the files that are there.
 
     Raises:
-        SourceError: the file has not been made.
+        SourceError: the stage has not run, or with other settings.
     """
-    stage = PACKED_STAGES[form]
-    record = work.record(stage)
     with Run(work, stage) as run:
-        run.inputs, run.published = dict(record.inputs), dict(record.files)
-        names = _packed_names(work, record.files, record.inputs)
-        return run.finish(counts=record.counts, notes=record.notes, packed=names)
+        record = work.record(stage)
+        packed = _packed_names(work, record.files, record.inputs) if stage.packed_format is not None else None
+        return run.recheck(packed)
 
 
 def _counts(summary: PackSummary) -> dict[str, int]:

@@ -222,7 +222,7 @@ def test_new_markers_make_a_manifest(instance: dg.DagsterInstance, demo_spec: Sp
 def test_a_manifest_of_a_load_is_not_made_again(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, tmp_path: Path
 ) -> None:
-    """A sensor that starts after a load asks for no manifest, unless its instance does not know the one that is there."""
+    """A sensor that starts after a load asks for no manifest, unless its instance does not know the newest one."""
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
     (run,) = run_partitions([(spec, "captions-00000")])

@@ -113,7 +113,12 @@ def test_a_few_lines_give_a_dataset(tmp_path: Path, dagster_home: Path) -> None:
     assert {"raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult", "packed_mstr"} <= names
     assert {"shards", "published", "manifest"} <= names
     assert len(graph.asset_check_keys) > 10
-    assert {job.name for job in definitions.resolve_all_job_defs()} >= {"mine_pack", "mine_manifest"}
+    assert {job.name for job in definitions.resolve_all_job_defs()} >= {
+        "mine_pack",
+        "mine_load",
+        "mine_manifest",
+        "mine_check",
+    }
     assert definitions.resolve_sensor_def("mine_shards")
     assert definitions.resolve_schedule_def("mine_pending")
     component = only_component(definitions)
