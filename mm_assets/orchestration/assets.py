@@ -8,6 +8,7 @@ import dagster as dg
 from dagster._core.events import AssetObservationData
 
 from mm_assets.errors import MmAssetsError
+from mm_assets.orchestration.automation import automation_condition, freshness_policy
 from mm_assets.orchestration.checks import check_specs
 from mm_assets.orchestration.lineage import described_data
 from mm_assets.orchestration.partitions import asset_key, code_version, shard_partitions, shards_key
@@ -74,7 +75,9 @@ def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
     return {
         "key": asset_key(spec, stage),
         "metadata": metadata,
-        "tags": tags,
+        "tags": {**spec.tags, **tags},
+        "automation_condition": automation_condition(spec, stage),
+        "freshness_policy": freshness_policy(spec, stage),
         "deps": above or [shards_key(spec)],
         "group_name": spec.name,
         "owners": list(spec.owners),
@@ -119,6 +122,7 @@ def _table_asset(spec: DatasetSpec, stage: Stage, make: _MakeStage) -> dg.Assets
         check_specs=check_specs(spec, stage),
         partitions_def=shard_partitions(spec),
         can_subset=True,
+        pool=spec.pool,
         required_resource_keys={resource_key(spec)},
     )
     def body(context: dg.AssetExecutionContext) -> Iterator[MaterializeResult | dg.AssetCheckResult]:
@@ -179,6 +183,7 @@ def _decorated(
         **_described(spec, stage),
         partitions_def=partitions_def,
         check_specs=check_specs(spec, stage),
+        pool=spec.pool,
         required_resource_keys={resource_key(spec)},
     )
     return decorate(body)
@@ -209,6 +214,7 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
         check_specs=[check for stage in made.values() for check in check_specs(spec, stage)],
         partitions_def=shard_partitions(spec),
         can_subset=True,
+        pool=spec.pool,
         required_resource_keys={resource_key(spec)},
     )
     def body(

@@ -27,7 +27,7 @@ __all__ = ["build_check_job"]
 def build_check_job(spec: DatasetSpec) -> dg.JobDefinition:
     """The job; with `checks: rollup` it has no partitions, and sums up what their records say."""
 
-    @dg.op(name=f"{spec.name}__check_partition", required_resource_keys={resource_key(spec)})
+    @dg.op(name=f"{spec.name}__check_partition", pool=spec.pool, required_resource_keys={resource_key(spec)})
     def check_partition(context: dg.OpExecutionContext) -> None:
         dataset = open_dataset(context, spec)
         if spec.checks == "rollup":

@@ -70,7 +70,7 @@ def shards_asset(spec: DatasetSpec) -> dg.AssetSpec:
             "dagster/uri": spec.shards,
             **({"dagster/column_schema": dg.TableSchema(columns=columns)} if columns else {}),
         },
-        tags={"dagster/storage_kind": _STORES.get(scheme, scheme)},
+        tags={**spec.tags, "dagster/storage_kind": _STORES.get(scheme, scheme)},
     )
 
 

@@ -195,7 +195,7 @@ def execute_load(
 def load_job(spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext, LoadConfig], object]) -> dg.JobDefinition:
     """A job of one step, in one process, that calls a driver."""
 
-    @dg.op(name=load_op_name(spec), required_resource_keys={resource_key(spec)})
+    @dg.op(name=load_op_name(spec), pool=spec.pool, required_resource_keys={resource_key(spec)})
     def load_partitions(context: dg.OpExecutionContext, config: LoadConfig) -> None:
         tag_process(context)
         drive(context, config)

@@ -216,7 +216,7 @@ def test_new_markers_make_a_manifest(instance: dg.DagsterInstance, demo_spec: Sp
         assert len(ticker.tick().run_requests or []) == 1
         assert not ticker.tick().run_requests
         assert job.execute_in_process(instance=instance).success
-        assert not ticker.tick().run_requests, "the manifest itself is no reason for another"
+        assert not ticker.tick().run_requests, "the manifest itself does not ask for another"
 
 
 def test_a_manifest_of_a_load_is_not_made_again(
