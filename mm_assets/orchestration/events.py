@@ -60,10 +60,10 @@ class RunEvents:
         instance: of the run.
         run_id: the run's.
         job_name: the run's job.
-        step_key: the step.
+        step_key: the step; None of events without a run.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, *, run_id: str, job_name: str, step_key: str) -> None:
+    def __init__(self, instance: dg.DagsterInstance, *, run_id: str, job_name: str, step_key: str | None) -> None:
         self._instance = instance
         self._run_id = run_id
         self._job_name = job_name

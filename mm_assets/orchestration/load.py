@@ -20,6 +20,7 @@ from pydantic import Field
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.orchestration.listing import listed_under_its_job
 from mm_assets.orchestration.mirror import Mirror, lost_said
+from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
 from mm_assets.orchestration.patience import patient
 from mm_assets.orchestration.report import losses_table, manifest_result
@@ -91,6 +92,7 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
         dataset = open_dataset(context, spec)
         found = register(dataset, allow_empty=True)
         add_partitions(context.instance, spec, found.partitions)
+        observe_shards(context.instance, spec, found)
         try:
             first = None
             if config.first_stage:

@@ -19,7 +19,8 @@ from dagster import DagsterEventType
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.events import Batch, RunEvents
-from mm_assets.orchestration.partitions import asset_key, code_version, load_op_name
+from mm_assets.orchestration.observed_shards import observation_ids, shards_version
+from mm_assets.orchestration.partitions import asset_key, code_version, load_op_name, shards_key
 from mm_assets.orchestration.patience import PAUSES, Patient, first_line, may_pass
 from mm_assets.orchestration.report import (
     MaterializeResult,
@@ -35,7 +36,16 @@ from mm_assets.orchestration.report import (
 )
 from mm_assets.orchestration.rollup import failed_before, failed_in, rolled_up
 from mm_assets.orchestration.runs import Attempt, attempt_tags, failed_attempts
-from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, STAGE_OF_FILE, Stage, packed_files, recorded_stages
+from mm_assets.pipeline.chain import (
+    CHAIN,
+    MANIFEST,
+    PUBLISHED,
+    RAW_SHARDS,
+    STAGE_OF_FILE,
+    Stage,
+    packed_files,
+    recorded_stages,
+)
 from mm_assets.pipeline.partition_run import PartitionReport
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.publish import ManifestReport, missing_streams, partitions_in_manifest
@@ -263,6 +273,8 @@ class Mirror:
 
     def _add_stage(self, result: StageResult, key: str, made_with: MadeWith | None = None) -> None:
         checks = check_results(self._spec, result)
+        if result.record.stage == RAW_SHARDS.name:
+            self._batch.reads.append(lambda: self._observed)
         if self._spec.checks == "rollup":
             for found in checks:
                 self._batch.reads.append(partial(self._read_failed, found))
@@ -340,7 +352,17 @@ class Mirror:
         assert made.asset_key is not None
         stage = next(stage for stage in CHAIN if stage.name == dg.AssetKey.from_coercible(made.asset_key).path[-1])
         code = self._code_version(stage) if made_with is None else code_version(self._spec, stage, made_with)
-        self._events.made(_materialization(self._spec, made, key, inputs, pointers, code))
+        tags = self._shards_tags(key) if stage is RAW_SHARDS and key is not None else {}
+        self._events.made(_materialization(self._spec, made, key, inputs, pointers, code, tags))
+
+    def _shards_tags(self, key: str) -> dict[str, str]:
+        """The tags of a first stage: which observation of its shards it was made after."""
+        name, seen = shards_key(self._spec).to_user_string(), self._observed.get(key)
+        registered = self._present.partitions.get(key)
+        version = shards_version({} if registered is None else registered.fingerprints)
+        digest = hashlib.sha256(version.encode()).hexdigest()
+        pointer = "NULL" if seen is None else str(seen)
+        return {f"{_TAG}input_data_version/{name}": digest, f"{_TAG}input_event_pointer/{name}": pointer}
 
     def _code_version(self, stage: Stage) -> str | None:
         """What the stage would be made with now; the same for every partition."""
@@ -355,6 +377,11 @@ class Mirror:
     def _read_attempts(self) -> None:
         if self._attempts is None:  # once: it reads the events of earlier loads that failed
             self._attempts = failed_attempts(self._instance, self._spec)
+
+    @cached_property
+    def _observed(self) -> Mapping[str, int]:
+        """The latest observation of each partition's shards: they are registered before a load."""
+        return observation_ids(self._instance, self._spec)
 
     @cached_property
     def _made_with(self) -> str:
@@ -452,12 +479,13 @@ def _materialization(
     inputs: Mapping[Stage, str],
     pointers: Mapping[Stage, str],
     code: str | None,
+    further: Mapping[str, str],
 ) -> dg.AssetMaterialization:
     """A result of an asset as the event that Dagster stores of one, with the tags that tell whether it is stale."""
     assert made.asset_key is not None
     asset = dg.AssetKey.from_coercible(made.asset_key)
     version = "" if made.data_version is None else made.data_version.value
-    tags = {_VERSION: version, f"{_TAG}data_version_is_user_provided": "true"}
+    tags = {_VERSION: version, f"{_TAG}data_version_is_user_provided": "true", **further}
     if code is not None:
         tags[_CODE] = code
     for above, of_above in inputs.items():

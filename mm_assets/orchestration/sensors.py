@@ -11,6 +11,7 @@ import dagster as dg
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.checks import slow_pages
 from mm_assets.orchestration.mirror import is_known_manifest
+from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import job_name, load_job_name, manifest_job_name, shard_partitions
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
@@ -57,6 +58,7 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
         before = _Cursor.read(context.cursor)
         state = registered_state(dataset)
         found = register(dataset, seen=before.seen, allow_empty=True)
+        observe_shards(context.instance, spec, found)
         partitions = {partition.key: partition for partition in found.partitions}
         of_known = (partitions[key] for key in before.requested.keys() & partitions.keys())
         fingerprints = dict(partition_fingerprints(dataset, of_known))
