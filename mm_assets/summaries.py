@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-__all__ = ["ArrayValue", "counted", "describe", "same_value", "summarize", "summary_repr"]
+__all__ = ["ArrayValue", "bytes_said", "counted", "describe", "same_value", "summarize", "summary_repr"]
 
 MAX_TEXT = 100  # characters of a text
 MAX_LINE = 400  # characters of anything else
@@ -22,6 +22,18 @@ MAX_DEPTH = 3
 def counted(number: int, noun: str) -> str:
     """A number of things: "1 file", "2,000 files"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def bytes_said(size: int) -> str:
+    """A size for people, in powers of 1,000: "812 bytes", "1.2 MB", "340 GB"."""
+    if size < 1000:
+        return "1 byte" if size == 1 else f"{size} bytes"
+    value, units = float(size), ["kB", "MB", "GB", "TB", "PB"]
+    for unit in units:
+        value /= 1000
+        if value < 999.5 or unit == units[-1]:
+            break
+    return f"{value:.1f} {unit}" if value < 9.95 else f"{value:,.0f} {unit}"
 
 
 def describe(value: object) -> str:

@@ -5,24 +5,28 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import dagster as dg
+from dagster._core.events import AssetObservationData
 
 from mm_assets.errors import MmAssetsError
+from mm_assets.orchestration.automation import automation_condition, freshness_policy
 from mm_assets.orchestration.checks import check_specs
-from mm_assets.orchestration.partitions import asset_key, code_version, shard_partitions
+from mm_assets.orchestration.lineage import described_data
+from mm_assets.orchestration.partitions import asset_key, code_version, shard_partitions, shards_key
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
+    failed_checks_said,
+    failed_observation,
     losses_table,
     manifest_result,
     published_result,
-    reserved_columns,
     stage_result,
 )
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import failed_before, rolled_up, rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, leased_run
 from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, packed_stages
+from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, STAGE_OF_FILE, Stage, packed_stages
 from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.records import StageFailure
 from mm_assets.pipeline.spec import DatasetSpec
@@ -31,7 +35,7 @@ from mm_assets.pipeline.work import PartitionWork
 
 __all__ = ["build_assets"]
 
-_Make = Callable[[PartitionWork, dg.AssetExecutionContext], MaterializeResult]
+_MakeStage = Callable[[PartitionWork], stages.StageResult]
 
 
 @contextmanager
@@ -61,28 +65,21 @@ def _losses(dataset: DatasetStore, key: str) -> dict[str, Any]:
 
 def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
     """Every asset of the dataset, with its checks."""
-
-    def made(make: Callable[[PartitionWork], stages.StageResult]) -> _Make:
-        def table(work: PartitionWork, context: dg.AssetExecutionContext) -> MaterializeResult:
-            result = make(work)
-            return stage_result(spec, result, _checked(context, spec, result))
-
-        return table
-
-    def published(work: PartitionWork, _: dg.AssetExecutionContext) -> MaterializeResult:
-        return published_result(work.spec, publish.publish(work))
-
-    tables = [_asset(spec, stage, made(make)) for stage, make in stages.TABLE_STAGES.items()]
-    return [*tables, _packed_assets(spec), _asset(spec, PUBLISHED, published), _manifest_asset(spec)]
+    tables = [_table_asset(spec, stage, make) for stage, make in stages.TABLE_STAGES.items()]
+    return [*tables, _packed_assets(spec), _published_asset(spec), _manifest_asset(spec)]
 
 
 def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
     """What the UI and Dagster's lineage need to know of a stage's asset."""
-    columns = reserved_columns(stage)
+    metadata, tags = described_data(spec, stage)
+    above = [asset_key(spec, one) for one in stage.upstream if one.is_made(spec)]
     return {
         "key": asset_key(spec, stage),
-        "metadata": {} if columns is None else {"dagster/column_schema": columns},
-        "deps": [asset_key(spec, above) for above in stage.upstream if above.is_made(spec)],
+        "metadata": metadata,
+        "tags": {**spec.tags, **tags},
+        "automation_condition": automation_condition(spec, stage),
+        "freshness_policy": freshness_policy(spec, stage),
+        "deps": above or [shards_key(spec)],
         "group_name": spec.name,
         "owners": list(spec.owners),
         "description": "\n\n".join(filter(None, (stage.description, spec.description))),
@@ -95,22 +92,76 @@ def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
 def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage) -> Iterator[PartitionWork]:
     """The run's partition for a stage, for this process alone; errors as `_reported` reports them."""
     dataset, key = open_dataset(context, spec), context.partition_key
-    with (
-        exclusive_step(context, dataset),
-        _reported(dataset, stage, key),
-        PartitionWork.registered(dataset, key) as work,
-    ):
-        yield work
+    with exclusive_step(context, dataset):
+        try:
+            with _reported(dataset, stage, key), PartitionWork.registered(dataset, key) as work:
+                yield work
+        except Exception as error:
+            said = error.description if isinstance(error, dg.Failure) else None
+            _observe_failure(context, spec, stage, said or f"{type(error).__name__}: {error}")
+            raise
 
 
-def _asset(spec: DatasetSpec, stage: Stage, make: _Make) -> dg.AssetsDefinition:
-    """The asset of one stage of each partition."""
+def _observe_failure(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage, said: str) -> None:
+    """Stores for the page of a partition that and why it failed, and what to do."""
+    observation = failed_observation(spec, stage, context.partition_key, said)
+    event = dg.DagsterEvent(
+        event_type_value=dg.DagsterEventType.ASSET_OBSERVATION.value,
+        job_name=context.job_name,
+        step_key=context.get_step_execution_context().step.key,
+        event_specific_data=AssetObservationData(observation),
+    )
+    context.instance.report_dagster_event(event, context.run.run_id)
+
+
+def _table_asset(spec: DatasetSpec, stage: Stage, make: _MakeStage) -> dg.AssetsDefinition:
+    """The asset of a stage that makes tables of each partition, whose checks can be executed without it."""
+
+    @dg.multi_asset(
+        name=f"{spec.name}__{stage.name}",
+        specs=[dg.AssetSpec(**_described(spec, stage))],
+        check_specs=check_specs(spec, stage),
+        partitions_def=shard_partitions(spec),
+        can_subset=True,
+        pool=spec.pool,
+        required_resource_keys={resource_key(spec)},
+    )
+    def body(context: dg.AssetExecutionContext) -> Iterator[MaterializeResult | dg.AssetCheckResult]:
+        if asset_key(spec, stage) in context.selected_asset_keys:
+            with _working(context, spec, stage) as work:
+                result = make(work)
+            yield stage_result(spec, result, _checked(context, spec, result))
+        else:
+            yield from _rechecked(context, spec, stage)
+
+    return body
+
+
+def _rechecked(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage) -> Iterator[dg.AssetCheckResult]:
+    """The checks that were asked for without their asset ("Execute" in the UI): they judge the files that are there."""
+    key = asset_key(spec, stage)
+    alone = {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
+    if not alone:
+        return
+    if spec.checks == "rollup" and not context.has_partition_key:  # a check of all partitions may have none
+        dataset = open_dataset(context, spec)
+        with _reported(dataset, stage):
+            found = rollup_of_records(dataset, stage)
+        yield found
+        return
+    with _working(context, spec, stage) as work:
+        result = stages.recheck(work, stage)
+    yield from _checked(context, spec, result, alone)
+
+
+def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
+    """The asset of a partition's marker."""
 
     def body(context: dg.AssetExecutionContext) -> MaterializeResult:
-        with _working(context, spec, stage) as work:
-            return make(work, context)
+        with _working(context, spec, PUBLISHED) as work:
+            return published_result(work.spec, publish.publish(work))
 
-    return _decorated(spec, stage, body, partitions_def=shard_partitions(spec))
+    return _decorated(spec, PUBLISHED, body, partitions_def=shard_partitions(spec))
 
 
 def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
@@ -133,6 +184,7 @@ def _decorated(
         **_described(spec, stage),
         partitions_def=partitions_def,
         check_specs=check_specs(spec, stage),
+        pool=spec.pool,
         required_resource_keys={resource_key(spec)},
     )
     return decorate(body)
@@ -145,6 +197,8 @@ def _checked(
     wanted: Iterable[str] | None = None,
 ) -> list[dg.AssetCheckResult]:
     results = check_results(spec, result, wanted=wanted)
+    if said := failed_checks_said(result):
+        _observe_failure(context, spec, STAGE_OF_FILE[next(iter(result.record.files))], said)
     if spec.checks == "rollup":
         key, instance = context.partition_key, context.instance
         return [rolled_up(failed_before(instance, found), found, key) for found in results]
@@ -161,6 +215,7 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
         check_specs=[check for stage in made.values() for check in check_specs(spec, stage)],
         partitions_def=shard_partitions(spec),
         can_subset=True,
+        pool=spec.pool,
         required_resource_keys={resource_key(spec)},
     )
     def body(
@@ -172,19 +227,7 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
                 results = stages.packed(work, formats=wanted)
             for result in results.values():
                 yield stage_result(spec, result, _checked(context, spec, result))
-        for form, asset in keys.items():
-            # Checks that were asked for without their asset ("Execute" in the UI) judge the file that is there.
-            alone = {check.name for check in context.selected_asset_check_keys if check.asset_key == asset}
-            if not alone or form in wanted:
-                continue
-            if spec.checks == "rollup" and not context.has_partition_key:  # a check of all partitions may have none
-                dataset = open_dataset(context, spec)
-                with _reported(dataset, PACKED_STAGES[form]):
-                    found = rollup_of_records(dataset, PACKED_STAGES[form])
-                yield found
-                continue
-            with _working(context, spec, PACKED_STAGES[form]) as work:
-                result = stages.recheck_packed(work, form)
-            yield from _checked(context, spec, result, alone)
+        for form in (form for form in keys if form not in wanted):
+            yield from _rechecked(context, spec, PACKED_STAGES[form])
 
     return body

@@ -3,7 +3,9 @@
 import dagster as dg
 
 from mm_assets.orchestration.assets import build_assets
+from mm_assets.orchestration.check_job import build_check_job
 from mm_assets.orchestration.jobs import build_jobs
+from mm_assets.orchestration.lineage import shards_asset
 from mm_assets.orchestration.load import build_load_job
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.schedules import build_schedules
@@ -19,8 +21,8 @@ def build_definitions(spec: DatasetSpec) -> dg.Definitions:
     pack, manifest = build_jobs(spec, assets)
     load = build_load_job(spec)
     return dg.Definitions(
-        assets=assets,
-        jobs=[pack, load, manifest],
+        assets=[shards_asset(spec), *assets],
+        jobs=[pack, load, manifest, build_check_job(spec)],
         sensors=build_sensors(spec, [pack, load]),
         schedules=build_schedules(spec),
         resources={resource_key(spec): StorageRoot(root=spec.root)},

@@ -20,7 +20,7 @@ from dagster import DagsterEventType
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData as Target,
 )
-from dagster._core.events import AssetMaterializationPlannedData, StepMaterializationData
+from dagster._core.events import AssetMaterializationPlannedData, AssetObservationData, StepMaterializationData
 from dagster._core.storage.event_log import EventLogStorage, SqlEventLogStorage, SqliteEventLogStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
 from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
@@ -60,10 +60,10 @@ class RunEvents:
         instance: of the run.
         run_id: the run's.
         job_name: the run's job.
-        step_key: the step.
+        step_key: the step; None of events without a run.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, *, run_id: str, job_name: str, step_key: str) -> None:
+    def __init__(self, instance: dg.DagsterInstance, *, run_id: str, job_name: str, step_key: str | None) -> None:
         self._instance = instance
         self._run_id = run_id
         self._job_name = job_name
@@ -127,6 +127,11 @@ class RunEvents:
     def checked(self, evaluation: dg.AssetCheckEvaluation) -> None:
         """Stores the result of a check."""
         self._store(self._entry(DagsterEventType.ASSET_CHECK_EVALUATION, evaluation))
+
+    def observed(self, observation: dg.AssetObservation) -> None:
+        """Stores an observation of an asset."""
+        data = AssetObservationData(observation)
+        self._store(self._entry(DagsterEventType.ASSET_OBSERVATION, data, message=""))
 
     def planned(self, asset: dg.AssetKey, partition: str, tags: Mapping[str, str]) -> None:
         """Stores that the run was to materialize a partition: if it never does, and fails, the partition has failed.

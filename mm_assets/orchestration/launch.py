@@ -20,8 +20,10 @@ import dagster as dg
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
+from mm_assets.orchestration.listing import declared_in
 from mm_assets.orchestration.load import Load, Recorded, catch_up, execute_load, named_keys
 from mm_assets.orchestration.mirror import lost_said
+from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import add_partitions
 from mm_assets.orchestration.patience import away_named, patient
 from mm_assets.orchestration.runs import LOAD_TAG, MOST_PARTITIONS
@@ -145,6 +147,9 @@ def declared_datasets(module: str) -> dict[str, DatasetSpec | ConfigError]:
         ) from error
     if not found:
         raise ConfigError(module, "module", "holds no Dagster definitions")
+    for component in components:
+        if not isinstance(component.declared, ConfigError):
+            declared_in(component.declared, module)
     return {component.name: component.declared for component in components}
 
 
@@ -177,6 +182,7 @@ def register_dataset(
     found = register(dataset, new_schema=new_schema, wait=True, sleep=sleep)
     with away_named():
         add_partitions(instance, dataset.spec, found.partitions)
+        observe_shards(instance, dataset.spec, found)
     return found
 
 

@@ -18,7 +18,9 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.orchestration.listing import listed_under_its_job
 from mm_assets.orchestration.mirror import Mirror, lost_said
+from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
 from mm_assets.orchestration.patience import patient
 from mm_assets.orchestration.report import losses_table, manifest_result
@@ -91,6 +93,7 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
         dataset = open_dataset(context, spec)
         found = register(dataset, allow_empty=True)
         add_partitions(context.instance, spec, found.partitions)
+        observe_shards(context.instance, spec, found)
         try:
             first = None
             if config.first_stage:
@@ -140,7 +143,8 @@ def _run_all(load: "Load", context: dg.OpExecutionContext) -> None:
         own = error
     while not load.is_complete:
         run_id, recorded = str(uuid.uuid4()), load.num_runs
-        execute_load(context.instance, load.dataset.spec, run, run_id=run_id, tags={LOAD_TAG: context.run_id})
+        tags = {LOAD_TAG: context.run_id}
+        execute_load(context.instance, load.dataset.spec, run, run_id=run_id, tags=tags, parent=context.run)
         if interrupted:
             raise interrupted[0]
         if load.num_runs == recorded:
@@ -157,6 +161,7 @@ def execute_load(
     run_id: str,
     keys: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
+    parent: dg.DagsterRun | None = None,
     **config: object,
 ) -> dg.ExecuteInProcessResult:
     """Executes a run of the job `<dataset>_load` in this process, with a driver of its own.
@@ -168,6 +173,7 @@ def execute_load(
         run_id: the run's.
         keys: the partitions that its configuration names.
         tags: of the run.
+        parent: the run whose load it continues, if any.
         config: the rest of its configuration, as of `load_config`.
     """
 
@@ -178,20 +184,21 @@ def execute_load(
             context.instance.report_run_canceling(context.run)  # else Dagster says that the run failed, and is repeated
             raise
 
-    return load_job(spec, stoppable).execute_in_process(
-        run_config={**_QUIET, **load_config(spec, keys, **config)},
-        instance=instance,
-        raise_on_error=False,
-        run_id=run_id,
-        tags={**process_tags(run_id), _MAX_RETRIES: "0", **(tags or {})},  # its caller repeats the load
-        resources={resource_key(spec): StorageRoot(root=spec.root)},
-    )
+    with listed_under_its_job(instance, spec, parent):
+        return load_job(spec, stoppable).execute_in_process(
+            run_config={**_QUIET, **load_config(spec, keys, **config)},
+            instance=instance,
+            raise_on_error=False,
+            run_id=run_id,
+            tags={**process_tags(run_id), _MAX_RETRIES: "0", **(tags or {})},  # its caller repeats the load
+            resources={resource_key(spec): StorageRoot(root=spec.root)},
+        )
 
 
 def load_job(spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext, LoadConfig], object]) -> dg.JobDefinition:
     """A job of one step, in one process, that calls a driver."""
 
-    @dg.op(name=load_op_name(spec), required_resource_keys={resource_key(spec)})
+    @dg.op(name=load_op_name(spec), pool=spec.pool, required_resource_keys={resource_key(spec)})
     def load_partitions(context: dg.OpExecutionContext, config: LoadConfig) -> None:
         tag_process(context)
         drive(context, config)

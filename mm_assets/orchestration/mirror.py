@@ -18,13 +18,16 @@ import dagster as dg
 from dagster import DagsterEventType
 
 from mm_assets.errors import MmAssetsError
-from mm_assets.orchestration.checks import UNIQUE_IDS
 from mm_assets.orchestration.events import Batch, RunEvents
-from mm_assets.orchestration.partitions import asset_key, code_version, load_op_name
+from mm_assets.orchestration.observed_shards import observation_ids, shards_version
+from mm_assets.orchestration.partitions import asset_key, code_version, load_op_name, shards_key
 from mm_assets.orchestration.patience import PAUSES, Patient, first_line, may_pass
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
+    evaluation_of,
+    failed_checks_said,
+    failed_observation,
     manifest_result,
     marker_version,
     published_result,
@@ -33,7 +36,16 @@ from mm_assets.orchestration.report import (
 )
 from mm_assets.orchestration.rollup import failed_before, failed_in, rolled_up
 from mm_assets.orchestration.runs import Attempt, attempt_tags, failed_attempts
-from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, STAGE_OF_FILE, Stage, packed_files, recorded_stages
+from mm_assets.pipeline.chain import (
+    CHAIN,
+    MANIFEST,
+    PUBLISHED,
+    RAW_SHARDS,
+    STAGE_OF_FILE,
+    Stage,
+    packed_files,
+    recorded_stages,
+)
 from mm_assets.pipeline.partition_run import PartitionReport
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.publish import ManifestReport, missing_streams, partitions_in_manifest
@@ -42,7 +54,7 @@ from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import RECORDS
 
-__all__ = ["Mirror", "lost_said"]
+__all__ = ["Mirror", "is_known_manifest", "lost_said"]
 
 _TAG = "dagster/"
 _VERSION, _CODE = f"{_TAG}data_version", f"{_TAG}code_version"
@@ -188,9 +200,7 @@ class Mirror:
 
     def knows_manifest(self, digest: str) -> bool:
         """Whether the manifest with this digest is Dagster's latest one."""
-        found = self._instance.fetch_materializations(asset_key(self._spec, MANIFEST), limit=1).records
-        known = found[0].asset_materialization if found else None
-        return known is not None and (known.tags or {}).get(_VERSION) == digest
+        return is_known_manifest(self._instance, self._spec, digest)
 
     def catch_up_manifest(self) -> bool:
         """Records the newest manifest if it is not what Dagster knows as the latest one: whether it did."""
@@ -264,6 +274,8 @@ class Mirror:
 
     def _add_stage(self, result: StageResult, key: str, made_with: MadeWith | None = None) -> None:
         checks = check_results(self._spec, result)
+        if result.record.stage == RAW_SHARDS.name:
+            self._batch.reads.append(lambda: self._observed)
         if self._spec.checks == "rollup":
             for found in checks:
                 self._batch.reads.append(partial(self._read_failed, found))
@@ -341,7 +353,17 @@ class Mirror:
         assert made.asset_key is not None
         stage = next(stage for stage in CHAIN if stage.name == dg.AssetKey.from_coercible(made.asset_key).path[-1])
         code = self._code_version(stage) if made_with is None else code_version(self._spec, stage, made_with)
-        self._events.made(_materialization(self._spec, made, key, inputs, pointers, code))
+        tags = self._shards_tags(key) if stage is RAW_SHARDS and key is not None else {}
+        self._events.made(_materialization(self._spec, made, key, inputs, pointers, code, tags))
+
+    def _shards_tags(self, key: str) -> dict[str, str]:
+        """The tags of a first stage: which observation of its shards it was made after."""
+        name, seen = shards_key(self._spec).to_user_string(), self._observed.get(key)
+        registered = self._present.partitions.get(key)
+        version = shards_version({} if registered is None else registered.fingerprints)
+        digest = hashlib.sha256(version.encode()).hexdigest()
+        pointer = "NULL" if seen is None else str(seen)
+        return {f"{_TAG}input_data_version/{name}": digest, f"{_TAG}input_event_pointer/{name}": pointer}
 
     def _code_version(self, stage: Stage) -> str | None:
         """What the stage would be made with now; the same for every partition."""
@@ -351,24 +373,16 @@ class Mirror:
 
     def _log_check(self, found: dg.AssetCheckResult, partition: str | None) -> None:
         """Stores a check result with the materialization that it is about: without it Dagster takes it for outdated."""
-        assert found.asset_key is not None
-        asset = dg.AssetKey.from_coercible(found.asset_key)
-        evaluation = dg.AssetCheckEvaluation(
-            asset_key=asset,
-            check_name=found.check_name or "",
-            passed=found.passed,
-            metadata=found.metadata,
-            target_materialization_data=self._events.latest(asset, partition),
-            severity=found.severity,
-            description=found.description,
-            blocking=found.check_name != UNIQUE_IDS,
-            partition=partition,
-        )
-        self._events.checked(evaluation)
+        self._events.checked(evaluation_of(found, partition, self._events.latest))
 
     def _read_attempts(self) -> None:
         if self._attempts is None:  # once: it reads the events of earlier loads that failed
             self._attempts = failed_attempts(self._instance, self._spec)
+
+    @cached_property
+    def _observed(self) -> Mapping[str, int]:
+        """The latest observation of each partition's shards: they are registered before a load."""
+        return observation_ids(self._instance, self._spec)
 
     @cached_property
     def _made_with(self) -> str:
@@ -384,6 +398,11 @@ class Mirror:
         for stage in CHAIN[names.index(reached) : CHAIN.index(PUBLISHED) + 1]:
             if stage.is_made(self._spec) and stage.name not in report.results:
                 self._events.planned(asset_key(self._spec, stage), key, tags)
+        said = "" if report.failure is None else report.failure.said
+        for result in report.results.values() if report.failure is None else ():
+            said = said or failed_checks_said(result)
+        at = next(stage for stage in CHAIN if stage.name == reached)
+        self._events.observed(failed_observation(self._spec, at, key, said))
 
     def _record_waiting(self) -> None:
         self.store()
@@ -426,6 +445,13 @@ class Mirror:
             self.lost[name] = str(why)
 
 
+def is_known_manifest(instance: dg.DagsterInstance, spec: DatasetSpec, digest: str) -> bool:
+    """Whether the manifest with this digest is Dagster's latest one."""
+    found = instance.fetch_materializations(asset_key(spec, MANIFEST), limit=1).records
+    known = found[0].asset_materialization if found else None
+    return known is not None and (known.tags or {}).get(_VERSION) == digest
+
+
 def lost_said(spec: DatasetSpec, lost: Mapping[str, str]) -> str:
     """What a load could not record, and what to do."""
     named = ", ".join([*lost][:_NAMED]) + (", …" if len(lost) > _NAMED else "")
@@ -454,12 +480,13 @@ def _materialization(
     inputs: Mapping[Stage, str],
     pointers: Mapping[Stage, str],
     code: str | None,
+    further: Mapping[str, str],
 ) -> dg.AssetMaterialization:
     """A result of an asset as the event that Dagster stores of one, with the tags that tell whether it is stale."""
     assert made.asset_key is not None
     asset = dg.AssetKey.from_coercible(made.asset_key)
     version = "" if made.data_version is None else made.data_version.value
-    tags = {_VERSION: version, f"{_TAG}data_version_is_user_provided": "true"}
+    tags = {_VERSION: version, f"{_TAG}data_version_is_user_provided": "true", **further}
     if code is not None:
         tags[_CODE] = code
     for above, of_above in inputs.items():

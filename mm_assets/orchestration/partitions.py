@@ -11,18 +11,25 @@ from mm_assets.pipeline.spec import DatasetSpec
 __all__ = [
     "add_partitions",
     "asset_key",
+    "check_job_name",
     "code_version",
     "job_name",
     "load_job_name",
     "load_op_name",
     "manifest_job_name",
     "shard_partitions",
+    "shards_key",
 ]
 
 
 def asset_key(spec: DatasetSpec, stage: Stage) -> dg.AssetKey:
     """The asset of a stage."""
     return dg.AssetKey([spec.name, stage.name])
+
+
+def shards_key(spec: DatasetSpec) -> dg.AssetKey:
+    """The asset of the shards, which Dagster does not make."""
+    return dg.AssetKey([spec.name, "shards"])
 
 
 def code_version(
@@ -56,6 +63,11 @@ def add_partitions(instance: dg.DagsterInstance, spec: DatasetSpec, partitions: 
 def job_name(spec: DatasetSpec) -> str:
     """Name of the job that takes one partition from shard to marker."""
     return f"{spec.name}_pack"
+
+
+def check_job_name(spec: DatasetSpec) -> str:
+    """Name of the job that runs the checks of one partition again."""
+    return f"{spec.name}_check"
 
 
 def load_job_name(spec: DatasetSpec) -> str:

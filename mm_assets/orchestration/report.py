@@ -1,7 +1,6 @@
-"""What a stage did, as Dagster metadata: numbers, columns, a preview, a contact sheet, check results."""
+"""What a stage did, as Dagster metadata: numbers, columns, samples with pictures, charts, check results."""
 
-import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -10,26 +9,43 @@ import pyarrow as pa
 from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
 from mm_assets.orchestration.checks import UNIQUE_IDS, rules_of
+from mm_assets.orchestration.events import Target
+from mm_assets.orchestration.lineage import modality_columns
 from mm_assets.orchestration.partitions import asset_key
+from mm_assets.orchestration.shown import (
+    chart_value,
+    counts_table,
+    escaped,
+    is_inline,
+    markdown_table,
+    rows_table,
+    sample_value,
+    text_table,
+)
+from mm_assets.orchestration.viewer import viewer_link
 from mm_assets.pipeline.added_streams import names_set_aside
 from mm_assets.pipeline.chain import MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, packed_files
 from mm_assets.pipeline.duplicate_ids import duplicates_said
-from mm_assets.pipeline.losses import KINDS, LossTotal, listed_totals
+from mm_assets.pipeline.losses import FAILED, KINDS, Loss, LossTotal, listed_totals
 from mm_assets.pipeline.publish import ManifestReport
 from mm_assets.pipeline.records import StageRecord
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.rows.columns import Kept
-from mm_assets.rows.schema import COLUMN_DESCRIPTIONS, DatasetSchema
+from mm_assets.rows.preview import shortened
+from mm_assets.rows.schema import DatasetSchema
+from mm_assets.summaries import bytes_said, counted
 
 __all__ = [
     "MaterializeResult",
     "check_results",
+    "evaluation_of",
+    "failed_checks_said",
+    "failed_observation",
     "losses_table",
     "manifest_result",
     "marker_version",
     "published_result",
-    "reserved_columns",
     "stage_metadata",
     "stage_result",
     "stage_version",
@@ -41,60 +57,97 @@ else:
     MaterializeResult = dg.MaterializeResult  # Dagster takes no other annotation
 
 _MAX_KEPT = 20  # faults in a table: the event log keeps it forever
+_MAX_SAID = 1000  # characters of why a partition failed
+_CELL = 28  # characters of a value in the first rows
+_MAX_SHARDS = 40  # in the table of a manifest
 _MAX_COLUMNS = 40  # of a dataset's own, by name
 _STAGES = {stage.name: stage for stage in RECORDED_STAGES}
 
 
-def stage_metadata(result: StageResult) -> dict[str, Any]:
-    """Metadata of one materialization, small because the event log keeps it forever.
+def stage_metadata(spec: DatasetSpec, result: StageResult) -> dict[str, Any]:
+    """Metadata of one materialization, small because the event log keeps it forever, and shown without a click.
 
-    What all partitions have in common is in the definition of the asset, such as `reserved_columns`. Numbers that the
-    summary of a run shows are entries of their own, of which Dagster draws curves; the others are in a table.
+    What all partitions have in common is in the definition of the asset, such as its columns. Numbers that the summary
+    of a run shows are entries of their own, of which Dagster draws curves; the others are in a table.
     """
     record, preview, stage = result.record, result.preview, _STAGES[result.record.stage]
-    metadata: dict[str, Any] = {}
-    if preview.contact_sheet is not None:
-        encoded = base64.b64encode(preview.contact_sheet).decode()
-        metadata["contact_sheet"] = dg.MetadataValue.md(f"![contact sheet](data:image/webp;base64,{encoded})")
-    if preview.modalities:
-        metadata["rows_by_modality"] = dg.MetadataValue.md(_counts_table(preview.modalities, "modality", "rows"))
+    metadata: dict[str, Any] = linked(spec, record.partition)
+    metadata |= {f"sample/{number}": sample_value(view) for number, view in enumerate(preview.samples, 1)}
     if record.notes:
         metadata["notes"] = dg.MetadataValue.md("\n".join(f"- {note}" for note in record.notes))
+    if result.streams:
+        metadata["modalities"] = _streams_table(result)
+    if preview.modalities:
+        metadata["rows_by_modality"] = counts_table(preview.modalities, "modality", "rows")
     reasons = {name: count for name, count in record.counts.items() if "." in name}
     if reasons:
-        metadata["by_reason"] = dg.MetadataValue.md(_counts_table(reasons, "reason", "rows"))
+        metadata["by_reason"] = counts_table(reasons, "reason", "rows", has_bars=True)
     if record.kept:
         metadata["kept"] = _kept_table(record.kept)
     shown = [name for _, name in stage.numbers]
-    metadata |= {f"count/{name}": record.counts[name] for name in shown if name in record.counts}
-    others = {name: n for name, n in record.counts.items() if n and name not in reasons and name not in shown}
+    metadata |= {f"count/{name}": record.counts[name] for name in shown if name in record.counts and name != "bytes"}
+    streams = {f"present_{stream.name}" for stream in result.streams}
+    told = {*reasons, *shown, *streams}
+    others = {name: n for name, n in record.counts.items() if n and name not in told}
     if others:
-        metadata["counts"] = dg.MetadataValue.md(_counts_table(others, "what", "number"))
+        metadata["counts"] = counts_table(others, "what", "number")
     if result.schema is not None:
-        metadata["dagster/row_count"] = preview.num_rows
+        metadata["dagster/partition_row_count"] = preview.num_rows
     metadata |= _files(result)
+    metadata |= {f"chart/{chart.name}": chart_value(chart) for chart in preview.charts}
     metadata["seconds"] = round(result.seconds, 3)
     metadata["check_seconds"] = round(result.check_seconds, 3)
     moved = record.counts.get("content_bytes") or record.counts.get("bytes") or record.counts.get("shard_bytes") or 0
     if moved and result.seconds > 0:
         metadata["throughput_mb_per_s"] = round(moved / 1e6 / result.seconds, 1)
-    if preview.histogram:
-        metadata["content_sizes"] = dg.MetadataValue.md(preview.histogram)
-    if preview.table:
+    if preview.rows:
         own = "" if result.schema is None else _own_columns(stage, result.schema)
         metadata |= {"own_columns": own} if own else {}
-        metadata["preview"] = dg.MetadataValue.md(preview.table)
+        metadata["first_rows"] = _first_rows(preview.rows)
     return metadata
 
 
+def linked(spec: DatasetSpec, partition: str) -> dict[str, Any]:
+    """The link to the viewer's page of a partition, if there is a viewer."""
+    link = viewer_link(spec.name, partition)
+    return {} if link is None else {"viewer": dg.MetadataValue.url(link)}
+
+
+def _first_rows(rows: Sequence[Mapping[str, str]]) -> dg.MarkdownMetadataValue:
+    """The first rows, a line per column since these are more than a page is wide, as many as are shown in place."""
+    for number, width in ((len(rows), _CELL), (2, _CELL), (1, _CELL), (1, _CELL // 2)):
+        lines = [
+            (shortened(name, width), *(escaped(shortened(row[name], width)) for row in rows[:number]))
+            for name in rows[0]
+        ]
+        text = markdown_table(("column", *(f"row {n + 1}" for n in range(number))), lines)
+        if is_inline(text):
+            break
+    while not is_inline(text):
+        text = text[: text.rindex("\n")]  # a dataset of very many columns
+    return dg.MetadataValue.md(text)
+
+
+def _streams_table(result: StageResult) -> Any:
+    total = sum(stream.num_bytes for stream in result.streams) or 1
+    rows = [
+        (s.name, s.field, f"{s.num_samples:,}", bytes_said(s.num_bytes), f"{s.num_bytes / total:.0%}")
+        for s in result.streams
+    ]
+    return text_table(("modality", "field", "samples", "size", "share"), rows, numbers={2, 3, 4})
+
+
 def _files(result: StageResult) -> dict[str, Any]:
-    """Where the main file is and how large, and the same of the others in a table."""
+    """Where the main file is and how large, for people and for a curve, and the same of the others in a table."""
     (name, main), *others = result.record.files.items()
-    metadata = {f"uri/{name}": dg.MetadataValue.path(result.urls[name]), f"bytes/{name}": main.size}
+    metadata = {
+        "size": bytes_said(main.size),
+        f"uri/{name}": dg.MetadataValue.path(result.urls[name]),
+        f"bytes/{name}": main.size,
+    }
     if others:
-        lines = ["| file | bytes |", "| --- | ---: |"]
-        lines += [_row((result.urls[other], f"{file.size:,}")) for other, file in others]
-        metadata["other_files"] = dg.MetadataValue.md("\n".join(lines))
+        rows = [(result.urls[other], bytes_said(file.size)) for other, file in others]
+        metadata["other_files"] = text_table(("file", "size"), rows, numbers={1})
     return metadata
 
 
@@ -103,7 +156,7 @@ def stage_result(spec: DatasetSpec, result: StageResult, checks: Sequence[dg.Ass
     key = asset_key(spec, STAGE_OF_FILE[next(iter(result.record.files))])
     return dg.MaterializeResult(
         asset_key=key,
-        metadata=stage_metadata(result),
+        metadata=stage_metadata(spec, result),
         check_results=checks,
         data_version=dg.DataVersion(stage_version(result.record)),
     )
@@ -121,6 +174,7 @@ def published_result(spec: DatasetSpec, marker: Mapping[str, Any]) -> Materializ
     return dg.MaterializeResult(
         asset_key=asset_key(spec, PUBLISHED),
         metadata={
+            **linked(spec, marker["partition"]),
             "count/samples": marker["num_samples"],
             **{f"count/{kind}": sum(t.count for t in totals if t.example.kind == kind) for kind in KINDS},
             "losses": losses_table(totals),
@@ -141,8 +195,6 @@ def marker_version(marker: Mapping[str, Any]) -> dg.DataVersion:
 
 def manifest_result(spec: DatasetSpec, report: ManifestReport) -> MaterializeResult:
     """What Dagster stores of a manifest."""
-    left_out = "\n".join(f"- `{key}`: {reason}" for key, reason in report.left_out.items())
-    missing = "\n".join(f"- `{name}`: {', '.join(keys)}" for name, keys in report.missing_streams.items())
     duplicates = report.manifest["duplicate_ids"]
     key = asset_key(spec, MANIFEST)
     unique_ids = dg.AssetCheckResult(
@@ -156,58 +208,100 @@ def manifest_result(spec: DatasetSpec, report: ManifestReport) -> MaterializeRes
     return dg.MaterializeResult(
         asset_key=key,
         check_results=[unique_ids],
-        metadata={
-            "uri/manifest": dg.MetadataValue.path(report.url),
-            "count/shards": len(report.manifest["shards"]),
-            "count/samples": report.manifest["num_samples"],
-            "count/left_out": len(report.left_out),
-            "left_out": dg.MetadataValue.md(left_out or "nothing"),
-            "missing_streams": dg.MetadataValue.md(missing or "nothing"),
-        },
+        metadata=_manifest_metadata(spec, report),
         data_version=dg.DataVersion(report.digest),
     )
 
 
-def losses_table(totals: Sequence[LossTotal]) -> dg.MarkdownMetadataValue:
+def _manifest_metadata(spec: DatasetSpec, report: ManifestReport) -> dict[str, Any]:
+    """What a person wants of a version: how to open it, how much it is, what it has, and what it lacks."""
+    shards = report.manifest["shards"]
+    sizes = {form: [s["files"][form]["size"] for s in shards if form in s["files"]] for form in spec.formats}
+    columns = modality_columns(spec, report.manifest["schema"].get("pack") or {})
+    samples = counted(report.manifest["num_samples"], "sample")
+    packed = "; ".join(f"{form.upper()} {bytes_said(sum(found))}" for form, found in sizes.items() if found)
+    rows = [
+        (s["partition"], f"{s['num_samples']:,}", *(_size_in(s["files"], form) for form in sizes))
+        for s in shards[:_MAX_SHARDS]
+    ]
+    if len(shards) > _MAX_SHARDS:
+        rows.append((f"and {len(shards) - _MAX_SHARDS:,} more", *[""] * (1 + len(sizes))))
+    head = ("partition", "samples", *sizes)
+    left_out = "\n".join(f"- `{key}`: {reason}" for key, reason in report.left_out.items())
+    missing = "\n".join(f"- `{name}`: {', '.join(keys)}" for name, keys in report.missing_streams.items())
+    return {
+        "open": dg.MetadataValue.md(f'```python\nimport mm_assets\ndataset = mm_assets.open("{report.url}")\n```'),
+        "totals": f"{samples} in {counted(len(shards), 'partition')}; {packed or 'nothing packed'}",
+        **({"dagster/column_schema": columns} if columns is not None else {}),
+        "dagster/row_count": report.manifest["num_samples"],
+        "dagster/size_bytes": sum(sum(found) for found in sizes.values()),
+        "shards": text_table(head, rows, numbers=set(range(1, len(head)))) if rows else dg.MetadataValue.md("none"),
+        "losses": counts_table(_lost(report), "stage and reason", "number", has_bars=True)
+        if report.manifest["losses"]
+        else dg.MetadataValue.md("nothing"),
+        "uri/manifest": dg.MetadataValue.path(report.url),
+        "count/shards": len(shards),
+        "count/samples": report.manifest["num_samples"],
+        "count/left_out": len(report.left_out),
+        "left_out": dg.MetadataValue.md(left_out or "nothing"),
+        "missing_streams": dg.MetadataValue.md(missing or "nothing"),
+    }
+
+
+def _size_in(files: Mapping[str, Any], form: str) -> str:
+    return bytes_said(files[form]["size"]) if form in files else ""
+
+
+def _lost(report: ManifestReport) -> dict[str, int]:
+    totals = listed_totals([report.manifest["losses"]])
+    found: dict[str, int] = {}
+    for total in totals:
+        name = f"{total.example.stage}: {total.example.reason}"
+        found[name] = found.get(name, 0) + total.count
+    return found
+
+
+def failed_observation(spec: DatasetSpec, stage: Stage, partition: str, said: str) -> dg.AssetObservation:
+    """That a partition failed, for the page of its asset: the first line is what to do.
+
+    Dagster shows it above what was made before, and no longer once the partition is made again.
+    """
+    advice = Loss(partition=partition, stage=stage.name, reason=FAILED, detail=said).advice
+    command = f"mm-assets run --dataset {spec.name} --partition {partition}"
+    return dg.AssetObservation(
+        asset_key=asset_key(spec, stage),
+        partition=partition,
+        metadata={
+            "what_to_do": f"{advice}: {command}",
+            "failed": shortened(f"{stage.name}: {said}", _MAX_SAID),
+            **linked(spec, partition),
+        },
+    )
+
+
+def failed_checks_said(result: StageResult) -> str:
+    """What the checks of a stage found that stops a partition; empty where they found nothing such."""
+    return "; ".join(f"check {outcome.name}: {outcome.said}" for outcome in result.outcomes if outcome.stops)
+
+
+def losses_table(totals: Sequence[LossTotal]) -> Any:
     """What a partition lost, or kept with a fault, by stage and reason, with an example and what to do."""
-    lines = ["| kind | stage | reason | count | first of them | what to do |", "| --- | --- | --- | ---: | --- | --- |"]
+    rows = []
     for total in totals:
         loss = total.example
         sample = "" if loss.sample_id is None else f"sample {loss.sample_id}"
         first = ": ".join(filter(None, (loss.place or sample, loss.detail)))
-        cells = (loss.kind, loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
-        lines.append(_row(cells))
-    return dg.MetadataValue.md("\n".join(lines) if totals else "nothing")
+        rows.append((loss.kind, loss.stage, loss.reason, f"{total.count:,}", first, loss.advice))
+    head = ("kind", "stage", "reason", "count", "first of them", "what to do")
+    return text_table(head, rows, numbers={3}) if totals else dg.MetadataValue.md("nothing")
 
 
-def _kept_table(faults: Sequence[Kept]) -> dg.MarkdownMetadataValue:
+def _kept_table(faults: Sequence[Kept]) -> Any:
     """Faults that keep nothing from being published, each with the first item that has it."""
-    lines = ["| fault | count | what | first sample |", "| --- | ---: | --- | --- |"]
-    for fault in faults[:_MAX_KEPT]:
-        cells = (fault.reason, f"{fault.count:,}", fault.detail, fault.origin.sample_id or "")
-        lines.append(_row(cells))
-    lines += [f"and {len(faults) - _MAX_KEPT} more: `mm-assets losses` lists them"] if len(faults) > _MAX_KEPT else []
-    return dg.MetadataValue.md("\n".join(lines))
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-
-def reserved_columns(stage: Stage) -> dg.TableSchema | None:
-    """The columns that the main table of a stage has in every dataset; None of a stage without tables."""
-    if not stage.tables:
-        return None
-    columns = [
-        dg.TableColumn(
-            name=field.name,
-            type=str(field.type),
-            description=COLUMN_DESCRIPTIONS.get(field.name),
-            constraints=dg.TableColumnConstraints(nullable=field.nullable),
-        )
-        for field in stage.tables[0].schema(DatasetSchema())
-    ]
-    return dg.TableSchema(columns=columns)
+    rows = [(f.reason, f"{f.count:,}", f.detail, f.origin.sample_id or "") for f in faults[:_MAX_KEPT]]
+    if len(faults) > _MAX_KEPT:
+        rows.append((f"and {len(faults) - _MAX_KEPT} more: `mm-assets losses` lists them", "", "", ""))
+    return text_table(("fault", "count", "what", "first sample"), rows, numbers={1})
 
 
 def _own_columns(stage: Stage, schema: pa.Schema) -> str:
@@ -216,11 +310,6 @@ def _own_columns(stage: Stage, schema: pa.Schema) -> str:
     own = [f"{field.name} ({field.type})" for field in schema if field.name not in reserved]
     more = [f"and {len(own) - _MAX_COLUMNS:,} more"] if len(own) > _MAX_COLUMNS else []
     return ", ".join(own[:_MAX_COLUMNS] + more)
-
-
-def _counts_table(counts: Mapping[str, int], what: str, of: str) -> str:
-    lines = [f"| {what} | {of} |", "| --- | ---: |"]
-    return "\n".join(lines + [f"| {name} | {count:,} |" for name, count in sorted(counts.items())])
 
 
 def check_results(
@@ -234,25 +323,73 @@ def check_results(
     asset, names = result.record.stage, None if wanted is None else set(wanted)
     outcomes = {outcome.name: outcome for outcome in result.outcomes}
     return [
-        _check_result(spec, asset, name, {rule: outcomes[rule.name] for rule in rules if rule.name in outcomes})
+        _check_result(
+            spec,
+            asset,
+            name,
+            result.record.partition,
+            {rule: outcomes[rule.name] for rule in rules if rule.name in outcomes},
+        )
         for name, rules in rules_of(spec, asset).items()
         if names is None or name in names
     ]
 
 
-def _check_result(spec: DatasetSpec, asset: str, name: str, outcomes: Mapping[Check, Outcome]) -> dg.AssetCheckResult:
+def evaluation_of(
+    found: dg.AssetCheckResult,
+    partition: str | None,
+    latest: Callable[[dg.AssetKey, str | None], Target | None],
+) -> dg.AssetCheckEvaluation:
+    """A check result as the event that Dagster stores of one.
+
+    Args:
+        found: the result.
+        partition: the partition that it is about; None of one about all.
+        latest: finds the materialization that it is about: without it Dagster takes the result for outdated.
+    """
+    assert found.asset_key is not None
+    asset = dg.AssetKey.from_coercible(found.asset_key)
+    return dg.AssetCheckEvaluation(
+        asset_key=asset,
+        check_name=found.check_name or "",
+        passed=found.passed,
+        metadata=found.metadata,
+        target_materialization_data=latest(asset, partition),
+        severity=found.severity,
+        description=found.description,
+        blocking=found.check_name != UNIQUE_IDS,
+        partition=partition,
+    )
+
+
+def _named_sample(spec: DatasetSpec, partition: str, failed: Iterable[Outcome]) -> dict[str, Any]:
+    """The first sample that violates a rule, with the link to its page in the viewer, if there is one."""
+    for row in (row for outcome in failed for row in outcome.violations):
+        found = row.get("sample_id")
+        if isinstance(found, str) and found:
+            link = viewer_link(spec.name, partition, found)
+            named = {"sample": shortened(found, _MAX_SAID)}
+            return named if link is None else {**named, "viewer": dg.MetadataValue.url(link)}
+    return {}
+
+
+def _check_result(
+    spec: DatasetSpec, asset: str, name: str, partition: str, outcomes: Mapping[Check, Outcome]
+) -> dg.AssetCheckResult:
     failed = [outcome for outcome in outcomes.values() if not outcome.passed]
     stops = not failed or any(outcome.stops for outcome in failed)
     violations = {outcome.name: _violations(outcome) for outcome in failed if outcome.violations}
     metadata: dict[str, Any]
     if spec.checks == "per_rule":
-        metadata = {"num_violations": sum(outcome.num_violations for outcome in failed)}
+        number = sum(outcome.num_violations for outcome in failed)
+        metadata = {"num_violations": number} if number else {}
         metadata |= dict(zip(["violations"], violations.values(), strict=False))
         said = [outcome.said for outcome in failed]
     else:
         metadata = {"rules": _rules_table(outcomes)}
         metadata |= {f"violations/{name}": table for name, table in violations.items()}
         said = [f"{outcome.name}: {outcome.said}" for outcome in failed]
+    metadata |= _named_sample(spec, partition, failed)
     return dg.AssetCheckResult(
         check_name=name,
         asset_key=dg.AssetKey([spec.name, asset]),
@@ -273,10 +410,4 @@ def _rules_table(outcomes: Mapping[Check, Outcome]) -> dg.MarkdownMetadataValue:
 
 
 def _violations(outcome: Outcome) -> dg.TableMetadataValue:
-    columns = list(outcome.violations[0])
-    records = [dg.TableRecord({name: _scalar(row.get(name)) for name in columns}) for row in outcome.violations]
-    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=[dg.TableColumn(name=n) for n in columns]))
-
-
-def _scalar(value: object) -> str | int | float | bool | None:
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    return rows_table(outcome.violations, list(outcome.violations[0]))

@@ -51,14 +51,16 @@ __all__ = [
     "partition_fingerprints",
     "process_tags",
     "registered_state",
+    "tag_of",
     "tag_process",
     "working_runs",
 ]
 
 PARTITION_TAG = "dagster/partition"
-PROCESS_TAG = "mm_assets/process"
-FINGERPRINT_TAG = "mm_assets/fingerprint"
-ATTEMPT_TAG = "mm_assets/attempt"
+_HIDDEN, _FORMER = ".dagster/mm_assets.", "mm_assets/"  # Dagster's pages do not show tags that begin with `.dagster/`
+PROCESS_TAG = f"{_HIDDEN}process"
+FINGERPRINT_TAG = f"{_HIDDEN}fingerprint"
+ATTEMPT_TAG = f"{_HIDDEN}attempt"
 REASON_TAG = "mm_assets/reason"
 LOAD_TAG = "mm_assets/load"  # id of the first run of the load
 MOST_PARTITIONS = 1000  # of one run, which has 25 events of each; its page reads all
@@ -80,11 +82,16 @@ _MAX_FAILED_RUNS = 10_000  # that are read; older ones are ignored
 _MAX_FAILED_LOADS = 300  # of these the events of partitions that failed are read; two days have so many ticks
 
 
+def tag_of(tags: Mapping[str, str], name: str) -> str:
+    """A tag for the pipeline itself, also by its name in runs of an earlier release; empty where there is none."""
+    return tags.get(name) or tags.get(name.replace(_HIDDEN, _FORMER)) or ""
+
+
 # -- leases
 
 
 @contextmanager
-def exclusive_step(context: dg.AssetExecutionContext, dataset: DatasetStore) -> Iterator[None]:
+def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore) -> Iterator[None]:
     """Works on the partition of a step alone, and tags its run with this process.
 
     Raises:
@@ -232,7 +239,7 @@ def _end_if_dead(instance: dg.DagsterInstance, dataset: DatasetStore, record: dg
     if run.status == dg.DagsterRunStatus.QUEUED:
         return False
     message = "the process that worked on this run is gone: it was killed, or the machine restarted"
-    tag = run.tags.get(PROCESS_TAG, "")
+    tag = tag_of(run.tags, PROCESS_TAG)
     gone = process_is_gone(run.run_id, tag)
     if gone is None:
         # The jobs run in one process: before its first step a run has no tag, or that of the run that it repeats.
@@ -287,9 +294,9 @@ class Attempt:
     @classmethod
     def of(cls, tags: Mapping[str, str], when: float, run_id: str) -> "Attempt":
         """That with the tags of a run, or of a planned event of a load."""
-        number = tags.get(ATTEMPT_TAG, "")
+        number = tag_of(tags, ATTEMPT_TAG)
         return cls(
-            fingerprint=tags.get(FINGERPRINT_TAG, ""),
+            fingerprint=tag_of(tags, FINGERPRINT_TAG),
             when=when,
             number=int(number) if number.isdecimal() and int(number) else 1,
             run_id=run_id,
@@ -325,7 +332,7 @@ def fruitless_load(instance: dg.DagsterInstance, spec: DatasetSpec, due: Mapping
         due: fingerprints by the key of the partitions that are due.
     """
     failed = _failed_runs(instance, load_job_name(spec), limit=_MAX_FAILED_LOADS)
-    record = next((record for record in failed if FINGERPRINT_TAG in record.dagster_run.tags), None)
+    record = next((record for record in failed if tag_of(record.dagster_run.tags, FINGERPRINT_TAG)), None)
     if record is None:
         return None
     attempt, named = _attempt(record), loaded_partitions(record.dagster_run, spec) or due

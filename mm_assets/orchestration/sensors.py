@@ -8,7 +8,10 @@ from typing import Any
 
 import dagster as dg
 
+from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.checks import slow_pages
+from mm_assets.orchestration.mirror import is_known_manifest
+from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import job_name, load_job_name, manifest_job_name, shard_partitions
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
@@ -24,8 +27,10 @@ from mm_assets.orchestration.runs import (
 from mm_assets.pipeline.chain import PUBLISHED
 from mm_assets.pipeline.partition_run import rare_collections
 from mm_assets.pipeline.pending import Present, planned_runs, registered_runs
+from mm_assets.pipeline.publish import current_manifest
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
 
 __all__ = ["build_sensors"]
 
@@ -53,6 +58,7 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
         before = _Cursor.read(context.cursor)
         state = registered_state(dataset)
         found = register(dataset, seen=before.seen, allow_empty=True)
+        observe_shards(context.instance, spec, found)
         partitions = {partition.key: partition for partition in found.partitions}
         of_known = (partitions[key] for key in before.requested.keys() & partitions.keys())
         fingerprints = dict(partition_fingerprints(dataset, of_known))
@@ -169,7 +175,21 @@ def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         if state == context.cursor:
             return dg.SkipReason("nothing changed since the last manifest")
         context.update_cursor(state)
+        if _is_up_to_date(context.instance, dataset):
+            return dg.SkipReason("the newest manifest is of the present data")
         # The dataset may return to an earlier state, so the time is part of the key: Dagster runs a key only once.
         return dg.RunRequest(run_key=f"{spec.name}:{state}:{int(time.time())}")
 
     return sensor
+
+
+def _is_up_to_date(instance: dg.DagsterInstance, dataset: DatasetStore) -> bool:
+    """Whether the newest manifest is the one that would be made, and Dagster's latest; False where that is not known.
+
+    A load makes a manifest too, and the manifest itself is a change of the dataset's folder.
+    """
+    try:
+        report = current_manifest(Present(dataset))
+    except MmAssetsError:  # the run says what is wrong
+        return False
+    return report is not None and is_known_manifest(instance, dataset.spec, report.digest)

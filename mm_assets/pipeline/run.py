@@ -23,9 +23,11 @@ from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.losses import losses_command
+from mm_assets.pipeline.packed_streams import PackedStream
 from mm_assets.pipeline.records import StageRecord, digest_fault, size_fault
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.base import RowSource
+from mm_assets.rows.charts import Chart
 from mm_assets.rows.columns import Kept
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import ParquetSink, open_table, read_batches, sample_groups
@@ -48,6 +50,7 @@ class StageResult:
         preview: sizes and first rows of the main table, drawn.
         schema: columns of the main table, or None for packed files.
         urls: where each file is, by name.
+        streams: the modalities of a packed file.
     """
 
     record: StageRecord
@@ -56,12 +59,12 @@ class StageResult:
     preview: DrawnPreview
     schema: pa.Schema | None
     urls: Mapping[str, str]
+    streams: Sequence[PackedStream] = ()
 
     @classmethod
     def of_record(cls, record: StageRecord, urls: Mapping[str, str]) -> StageResult:
         """What is known of a stage that ran earlier."""
-        preview = DrawnPreview(num_rows=0, modalities={}, table="", histogram="", contact_sheet=None)
-        return cls(record=record, seconds=0.0, check_seconds=0.0, preview=preview, schema=None, urls=urls)
+        return cls(record=record, seconds=0.0, check_seconds=0.0, preview=DrawnPreview(), schema=None, urls=urls)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -78,7 +81,11 @@ def _preview(stage: Stage) -> Preview:
     """What is collected of a stage's rows: Dagster keeps it forever, so of equal rows and images the last are shown."""
     if stage is FILTERED_ROWS:
         return Preview()
-    return Preview(num_rows=0, num_images=0) if stage is MATERIALIZED_ROWS else Preview(num_images=0)
+    if stage is MATERIALIZED_ROWS:
+        return Preview(num_rows=0, num_samples=0)
+    if stage.packed_format is not None:
+        return Preview(num_rows=0, num_samples=1)
+    return Preview(num_samples=0, charted=("byte_size",))
 
 
 class Run:
@@ -260,6 +267,25 @@ class Run:
         command = losses_command(self.spec.name, self.key)
         return LossLimit(setting=setting, allowed=allowed, command=command, harmless=self.stage.harmless)
 
+    def recheck(self, packed: Mapping[str, str] | None = None) -> StageResult:
+        """Runs the checks of the stage again, on the files that its record names.
+
+        Args:
+            packed: as for `finish`.
+
+        Raises:
+            SourceError: the stage has not run, or with other settings.
+        """
+        record = self.work.record(self.stage)
+        if changed := self.stage.changed(record.made_with, self.stage.made_with(self.spec, self.schema)):
+            where = self.dataset.store.url_of(self.dataset.records_name(self.key))
+            again = f"mm-assets run --dataset {self.spec.name} --partition {self.key}"
+            raise SourceError(where, f"{self.stage.name} is of other settings ({changed}): run `{again}`")
+        self.inputs, self.published = dict(record.inputs), dict(record.files)
+        own = set(self._own_notes())
+        notes = [note for note in record.notes if note not in own]
+        return self.finish(counts=record.counts, notes=notes, kept=record.kept, packed=packed)
+
     def finish(
         self,
         *,
@@ -269,6 +295,8 @@ class Run:
         packed: Mapping[str, str] | None = None,
         checked: PackedFiles | None = None,
         seconds: float | None = None,
+        streams: Sequence[PackedStream] = (),
+        charts: Sequence[Chart] = (),
     ) -> StageResult:
         """Runs the stage's checks, stores its record and sums up.
 
@@ -279,6 +307,8 @@ class Run:
             packed: format to the packed file made from the present rows.
             checked: those files, where the checks of several formats share them.
             seconds: wall clock of the work; by default that since the stage began.
+            streams: the modalities of a packed file.
+            charts: in addition to those of the preview.
         """
         seconds = self.seconds() if seconds is None else seconds
         began = time.perf_counter()
@@ -303,7 +333,8 @@ class Run:
             record=record,
             seconds=seconds,
             check_seconds=time.perf_counter() - began,
-            preview=self.preview.drawn(),
+            preview=self.preview.drawn(charts),
             schema=self.stage.tables[0].columns(self.spec, self.schema) if self.stage.tables else None,
             urls={name: self.dataset.store.url_of(file.path) for name, file in self.published.items()},
+            streams=streams,
         )

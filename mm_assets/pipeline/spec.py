@@ -38,6 +38,9 @@ PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
 _NAME = "[A-Za-z][A-Za-z0-9_]*"  # the names that Dagster allows in asset keys and job names
 _FORMATS = sorted(source_formats(None, where=""))
 _PERCENTAGE = r"[0-9]{1,3}(\.[0-9]{1,6})?%"
+_POOL = r"[A-Za-z0-9_/-]+"  # what Dagster allows, as for tags
+_TAG = r"[A-Za-z0-9_.-]{1,63}(/[A-Za-z0-9_.-]{1,63})?"
+_TAG_VALUE = r"[A-Za-z0-9_.-]{0,63}"
 _OWNER = r"team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+"
 
 
@@ -55,6 +58,21 @@ def _check_owners(owners: tuple[str, ...]) -> tuple[str, ...]:
         if not re.fullmatch(_OWNER, owner):
             raise ValueError(f"has {owner!r}, expected e-mail addresses or team:name")
     return owners
+
+
+def _check_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in tags.items():
+        if not re.fullmatch(_TAG, name) or name.startswith("dagster/"):
+            raise ValueError(f"has {name!r}, expected letters, digits, `_`, `-` and `.`, and no prefix `dagster/`")
+        if not re.fullmatch(_TAG_VALUE, value):
+            raise ValueError(f"has {value!r} for {name!r}, expected letters, digits, `_`, `-` and `.`, at most 63")
+    return tags
+
+
+def _check_pool(pool: str) -> str:
+    if not re.fullmatch(_POOL, pool):
+        raise ValueError(f"is {pool!r}, expected letters, digits, `_`, `-` and `/`")
+    return pool
 
 
 def _check_partition_pattern(pattern: str) -> str:
@@ -296,6 +314,9 @@ class DatasetSpec(Settings):
     owners: Annotated[Texts, AfterValidator(_check_owners)] = Field(
         default=(), description="E-mail addresses or `team:name`, shown in the UI.", examples=[["team:data"]]
     )
+    tags: Annotated[Mapping[str, str], AfterValidator(_check_tags)] = Field(
+        default={}, description="Tags of the assets in the UI, which filters by them.", examples=[{"domain": "web"}]
+    )
     samples: MemberRules = Field(
         default_factory=MemberRules, description="How members become rows.", examples=[{"sample_id_field": "url"}]
     )
@@ -437,6 +458,29 @@ class DatasetSpec(Settings):
     )
     run_sensor: bool = Field(default=False, description="Start the sensor of shards with the daemon.", examples=[True])
     run_schedule: bool = Field(default=False, description="Start the schedules with the daemon.", examples=[True])
+    automation: Literal["none", "eager", "on_cron"] = Field(
+        default="none",
+        description="Automation condition of the assets of a partition, for Dagster's automation sensor, which the UI "
+        "starts. `eager`: a stage runs when its partition is new or the stage before it ran; `on_cron`: at the ticks "
+        "of `cron`, once those before it ran. Changed shards are found by `run_sensor` and `run_schedule`, which need "
+        "no condition.",
+        examples=["eager"],
+    )
+    freshness_hours: float | None = Field(
+        default=None,
+        ge=1,
+        allow_inf_nan=False,
+        description="The manifest is shown as overdue when it was last made more hours ago.",
+        examples=[24],
+    )
+    pool: Annotated[Text, AfterValidator(_check_pool), Field(json_schema_extra={"pattern": f"^{_POOL}$"})] | None = (
+        Field(
+            default=None,
+            description="Dagster's concurrency pool of all steps of the dataset, whose limit is set in the UI under "
+            "Deployment, Concurrency.",
+            examples=["disks"],
+        )
+    )
     keep_manifests: int = Field(
         default=3, ge=1, description="Manifests that `mm-assets clean` keeps, the newest included.", examples=[10]
     )

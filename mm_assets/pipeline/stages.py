@@ -38,6 +38,7 @@ from mm_assets.pipeline.chain import (
     Stage,
     packed_stages,
 )
+from mm_assets.pipeline.packed_streams import packed_streams
 from mm_assets.pipeline.run import Run, StageResult
 from mm_assets.pipeline.shard_content import content_digest
 from mm_assets.pipeline.spec import DatasetSpec
@@ -59,7 +60,7 @@ __all__ = [
     "materialized_rows",
     "packed",
     "raw_shards",
-    "recheck_packed",
+    "recheck",
     "rows",
     "streamed_rows",
 ]
@@ -241,6 +242,7 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
             def write_losses() -> None:
                 for drop in stream.take_dropped():
                     dropped.write(drop)
+                    run.preview.observe_dropped(drop)
                     if keeps:
                         gone.update(_identities(drop))
                 for found in judge.take_undecodable():
@@ -292,13 +294,20 @@ def packed(work: PartitionWork, *, formats: Sequence[str] = ()) -> dict[str, Sta
         run = runs[formats[0]]
         drafts: dict[str, Draft] = {}
         expected = ExpectedRows(Placer(run.plan))
+
+        def samples() -> Iterator[pa.Table]:
+            for block in run.samples(FILTERED_ROWS):
+                for batch in block.to_batches():
+                    run.preview.look_at(batch)
+                yield block
+
         with ExitStack() as building:
             for form in formats:
                 drafts[form] = building.enter_context(
                     dataset.store.draft(f"{PACKED_FOLDER}/{key}.{form}", durable=False)
                 )
             summary = pack_rows(
-                run.samples(FILTERED_ROWS),
+                samples(),
                 run.plan,
                 mult=drafts["mult"].path if "mult" in drafts else None,
                 mstr=drafts["mstr"].path if "mstr" in drafts else None,
@@ -311,35 +320,36 @@ def packed(work: PartitionWork, *, formats: Sequence[str] = ()) -> dict[str, Sta
                 digests = pool.map(Draft.digest, drafts.values())
                 for (form, draft), digest in zip(drafts.items(), digests, strict=True):
                     draft.name = f"{PACKED_FOLDER}/{packed_name(key, sha256=digest, form=form)}"
+            streams = {form: packed_streams(draft.path, run.plan) for form, draft in drafts.items()}
         files = {form: draft.result() for form, draft in drafts.items()}
         seconds = run.seconds()  # of the one pass that made all of them
         names = _packed_names(work, files, run.inputs)
         checked = stack.enter_context(PackedFiles(run.check_context(names), formats, expected))
         results = {}
         for form, file in files.items():
-            runs[form].inputs, runs[form].published = run.inputs, {form: file}
+            runs[form].inputs, runs[form].published, runs[form].preview = run.inputs, {form: file}, run.preview
             results[form] = runs[form].finish(
                 counts={"samples": summary.num_samples, "bytes": file.size, **_counts(summary)},
                 notes=(*summary.notes, *_plan_notes(summary, run)),
                 packed=names,
                 checked=checked,
                 seconds=seconds,
+                streams=streams[form][0],
+                charts=[chart for chart in streams[form][1:] if chart is not None],
             )
         return results
 
 
-def recheck_packed(work: PartitionWork, form: str) -> StageResult:
-    """Runs the checks of a packed file, "mult" or "mstr", again without packing.
+def recheck(work: PartitionWork, stage: Stage) -> StageResult:
+    """Runs the checks of a stage again, on the files that are there.
 
     Raises:
-        SourceError: the file has not been made.
+        SourceError: the stage has not run, or with other settings.
     """
-    stage = PACKED_STAGES[form]
-    record = work.record(stage)
     with Run(work, stage) as run:
-        run.inputs, run.published = dict(record.inputs), dict(record.files)
-        names = _packed_names(work, record.files, record.inputs)
-        return run.finish(counts=record.counts, notes=record.notes, packed=names)
+        record = work.record(stage)
+        packed = _packed_names(work, record.files, record.inputs) if stage.packed_format is not None else None
+        return run.recheck(packed)
 
 
 def _counts(summary: PackSummary) -> dict[str, int]:

@@ -1,39 +1,46 @@
-"""A summary of a table while it streams past: its first rows, a contact sheet, and sizes by power of two.
+"""A summary of a table while it streams past: its first rows, a few samples with their picture, and small charts.
 
-A preview holds a few rows and images of a table of any size. It only describes: content that it cannot draw is not an
-error of the data.
+A preview holds a few rows, images and numbers of a table of any size. It only describes: content that it cannot draw is
+not an error of the data.
 """
 
 from __future__ import annotations
 
-import io
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.errors import EncodeError, FormatError, MissingExtraError
-from mm_assets.fields import ImageField
+from mm_assets.rows.charts import Chart, Numbers, size_chart
+from mm_assets.rows.thumbnails import MAX_CONTENT, thumbnail
+from mm_assets.summaries import bytes_said
 
-__all__ = ["DrawnPreview", "Preview"]
+__all__ = ["DrawnPreview", "Preview", "SampleView", "shortened"]
 
 MAX_CELL = 40  # characters of a value that a preview shows
-MAX_IMAGE_BYTES = 4 << 20  # larger images are left out of the contact sheet
-MAX_HELD_BYTES = 8 << 20  # of the images that are held until it is drawn
-THUMBNAIL = 72  # pixels; the sheet stays in Dagster's event log, so it has to be tiny
-COLUMNS = 6
-GROUND = 245  # grey level
-_FIELD = ImageField(
-    max_pixels=32 << 20,
-    decode_size=(THUMBNAIL - 4, THUMBNAIL - 4),
-    decode_resize="pad",
-    decode_fill=GROUND,
-    decode_mode="fast",
-)
+MAX_TEXT = 60  # of a sample's text
+MAX_HELD_BYTES = 8 << 20  # of the media that are held until they are drawn
+MAX_ROWS = 512  # that are looked at for samples
+PICTURES_PER_SAMPLE = 3
+NUM_CHARTS = 3  # of columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleView:
+    """One sample, or one more media item of it, as a person sees it.
+
+    Attributes:
+        name: its id, which may have any characters.
+        said: its content, a few lines.
+        picture: as `thumbnail` draws one of its media, or None.
+    """
+
+    name: str
+    said: tuple[str, ...]
+    picture: bytes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,44 +50,93 @@ class DrawnPreview:
     Attributes:
         num_rows: rows of the table.
         modalities: rows by modality; empty of a table without that column.
-        table: `Preview.table`.
-        histogram: `Preview.histogram`.
-        contact_sheet: `Preview.contact_sheet`.
+        rows: the first ones, a text by column; columns that are empty in all of them are left out.
+        samples: the first ones.
+        charts: sizes of media, and numbers of the table.
     """
 
-    num_rows: int
-    modalities: Mapping[str, int]
-    table: str
-    histogram: str
-    contact_sheet: bytes | None
+    num_rows: int = 0
+    modalities: Mapping[str, int] = field(default_factory=dict)
+    rows: Sequence[Mapping[str, str]] = ()
+    samples: Sequence[SampleView] = ()
+    charts: Sequence[Chart] = ()
+
+
+@dataclass(slots=True)
+class _Sample:
+    """What is known of a sample so far."""
+
+    text: str = ""
+    content: Counter[str] = field(default_factory=Counter)  # bytes by content type
+    numbers: Counter[str] = field(default_factory=Counter)  # rows by content type
+    media: list[tuple[str, bytes]] = field(default_factory=list)  # modality and content of what can be drawn
+
+    def said(self) -> tuple[str, ...]:
+        parts = []
+        for kind, number in self.numbers.items():
+            times = "" if number == 1 else f"{number:,} x "
+            parts.append(f"{times}{kind} {bytes_said(self.content[kind])}")
+        text = f"“{shortened(self.text, MAX_TEXT)}”" if self.text else ""
+        return tuple(filter(None, ("; ".join(parts), text)))
 
 
 class Preview:
-    """Watches the batches of one table, and holds a number of rows and images."""
+    """Watches the batches of one table, and holds a number of rows and images.
 
-    def __init__(self, *, num_rows: int = 3, num_images: int = 6) -> None:
+    Args:
+        num_rows: rows that it shows; without any it only counts.
+        num_samples: samples that it shows.
+        charted: columns of numbers that it draws in any case.
+    """
+
+    def __init__(self, *, num_rows: int = 3, num_samples: int = 4, charted: Sequence[str] = ()) -> None:
         self._num_rows = num_rows
-        self._num_images = num_images
-        self.rows: list[dict[str, str]] = []
+        self._num_samples = num_samples
+        self._charted = charted
+        self._rows: list[dict[str, str]] = []
+        self._samples: dict[str, _Sample] = {}
+        self._looked_at = 0
+        self._held = 0
         self.modalities: Counter[str] = Counter()
         self._sizes: Counter[int] = Counter()
-        self._images: list[bytes] = []
+        self._numbers: dict[str, Numbers] = {}
         self.num_rows = 0
         self.content_bytes = 0
 
     def observe(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Observes a batch and returns it."""
         self.num_rows += batch.num_rows
-        if len(self.rows) < self._num_rows:
-            for row in batch.slice(0, self._num_rows - len(self.rows)).to_pylist():
-                self.rows.append({name: _cell(value) for name, value in row.items()})
+        if len(self._rows) < self._num_rows:
+            for row in batch.slice(0, self._num_rows - len(self._rows)).to_pylist():
+                self._rows.append({name: _cell(value) for name, value in row.items()})
         names = batch.schema.names
         if "modality" in names:
             for item in pc.value_counts(batch.column("modality")):
                 self.modalities[item["values"].as_py()] += item["counts"].as_py()
         if "binary_content" in names:
             self._observe_content(batch)
+            self.look_at(batch)
+        if self._num_rows:
+            for name in self._charts_of(batch.schema):
+                self._numbers.setdefault(name, Numbers()).add(batch.column(name))
         return batch
+
+    def observe_dropped(self, batch: pa.RecordBatch) -> None:
+        """Observes rows that filters took out, with the values that decided."""
+        if not self._num_rows:
+            return
+        for name in pc.unique(batch.column("filter")).to_pylist():
+            values = batch.column("value").filter(pc.equal(batch.column("filter"), name))
+            key = f"dropped/{name}"
+            if values.null_count < len(values) and (key in self._numbers or len(self._numbers) < 2 * NUM_CHARTS):
+                self._numbers.setdefault(key, Numbers()).add(values)
+
+    def _charts_of(self, schema: pa.Schema) -> list[str]:
+        """Columns of numbers: those that were asked for, else positions and the last few, which annotators add."""
+        found = [one.name for one in schema if pa.types.is_integer(one.type) or pa.types.is_floating(one.type)]
+        if self._charted or "position" not in found:
+            return [name for name in found if name in self._charted]
+        return ["position", *[name for name in found if name != "position"][-NUM_CHARTS:]]
 
     def _observe_content(self, batch: pa.RecordBatch) -> None:
         content = batch.column("binary_content")
@@ -89,97 +145,71 @@ class Preview:
         # The exponent of a whole number as a float is its number of bits.
         bits, counts = np.unique(np.frexp(sizes.to_numpy(zero_copy_only=False))[1], return_counts=True)
         self._sizes.update(dict(zip(bits.tolist(), counts.tolist(), strict=True)))
-        if len(self._images) < self._num_images:
-            wanted = pc.and_(pc.equal(batch.column("modality"), "image"), pc.is_valid(content))
-            held = sum(map(len, self._images))
-            for row in pc.indices_nonzero(wanted).to_pylist():
-                size = content[row].as_buffer().size
-                if size <= min(MAX_IMAGE_BYTES, MAX_HELD_BYTES - held):
-                    self._images.append(content[row].as_py())
-                    held += size
-                if len(self._images) >= self._num_images:
-                    break
 
-    def drawn(self) -> DrawnPreview:
-        """The preview of what was observed so far; one without rows has the number of rows of the table only."""
-        if not self._num_rows:
-            return DrawnPreview(num_rows=self.num_rows, modalities={}, table="", histogram="", contact_sheet=None)
+    def look_at(self, batch: pa.RecordBatch) -> None:
+        """Looks for samples to show in a batch, and counts nothing."""
+        if not self._num_samples or self._looked_at >= MAX_ROWS:
+            return
+        columns = [batch.column(name) for name in ("sample_id", "modality", "content_type", "text_content")]
+        content = batch.column("binary_content")
+        for row in range(min(batch.num_rows, MAX_ROWS - self._looked_at)):
+            self._looked_at += 1
+            name, modality, kind, text = (column[row].as_py() for column in columns)
+            if name not in self._samples and len(self._samples) == self._num_samples:
+                self._looked_at = MAX_ROWS
+                return
+            sample = self._samples.setdefault(name, _Sample())
+            sample.text = sample.text or (text or "")[:1000]
+            if not content[row].is_valid:
+                continue
+            size = content[row].as_buffer().size
+            kind = kind or modality
+            sample.numbers[kind] += 1
+            sample.content[kind] += size
+            may_hold = size <= min(MAX_CONTENT.get(modality, 0), MAX_HELD_BYTES - self._held)
+            if may_hold and len(sample.media) < PICTURES_PER_SAMPLE:
+                sample.media.append((modality, content[row].as_py()))
+                self._held += size
+
+    def drawn(self, further: Sequence[Chart] = ()) -> DrawnPreview:
+        """The preview of what was observed so far; one that shows nothing has the number of rows of the table only."""
+        if not self._num_rows and not self._num_samples:
+            return DrawnPreview(num_rows=self.num_rows)
+        names = [name for name in (self._rows or [{}])[0] if any(row[name] for row in self._rows)]
+        charts = [numbers.chart(name) for name, numbers in self._numbers.items()]
         return DrawnPreview(
             num_rows=self.num_rows,
             modalities=dict(self.modalities),
-            table=self.table(),
-            histogram=self.histogram(),
-            contact_sheet=self.contact_sheet(),
+            rows=[{name: row[name] for name in names} for row in self._rows],
+            samples=self._sample_views(),
+            charts=[*([size_chart(self._sizes)] if self._sizes else []), *filter(None, charts), *further],
         )
 
-    def table(self) -> str:
-        """The first rows as a Markdown table; empty text where there are none."""
-        if not self.rows:
-            return ""
-        names = [name for name in self.rows[0] if any(row[name] for row in self.rows)]
-        lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
-        lines += ["| " + " | ".join(_escape(row[name]) for name in names) + " |" for row in self.rows]
-        return "\n".join(lines)
-
-    def histogram(self) -> str:
-        """Content sizes by power of two as a Markdown table with bars; empty text without content."""
-        if not self._sizes:
-            return ""
-        most = max(self._sizes.values())
-        lines = ["| bytes | items | |", "| ---: | ---: | --- |"]
-        for bits in range(min(self._sizes), max(self._sizes) + 1):
-            count = self._sizes[bits]
-            bar = "█" * max(round(24 * count / most), 1 if count else 0)
-            lines.append(f"| < {_human(1 << bits)} | {count} | {bar} |")
-        return "\n".join(lines)
-
-    def contact_sheet(self) -> bytes | None:
-        """The first images side by side as a WebP of at most 432 x 72 pixels, or None where none could be drawn."""
-        from PIL import Image
-
-        drawn = [thumbnail for thumbnail in map(_thumbnail, self._images) if thumbnail is not None]
-        if not drawn:
-            return None
-        height = -(-len(drawn) // COLUMNS) * THUMBNAIL
-        sheet = Image.new("RGB", (min(len(drawn), COLUMNS) * THUMBNAIL, height), (GROUND, GROUND, GROUND))
-        for number, thumbnail in enumerate(drawn):
-            left = number % COLUMNS * THUMBNAIL + (THUMBNAIL - thumbnail.width) // 2
-            top = number // COLUMNS * THUMBNAIL + (THUMBNAIL - thumbnail.height) // 2
-            sheet.paste(thumbnail, (left, top))
-        target = io.BytesIO()
-        sheet.save(target, "WEBP", quality=40)
-        return target.getvalue()
+    def _sample_views(self) -> list[SampleView]:
+        """A view of each sample, then of further media while there are fewer than samples that could be shown."""
+        views: list[SampleView] = []
+        for number in range(PICTURES_PER_SAMPLE):
+            for name, sample in self._samples.items():
+                if len(views) >= self._num_samples:
+                    return views
+                picture = next(filter(None, (thumbnail(c, m) for m, c in sample.media[number : number + 1])), None)
+                shown = shortened(name, MAX_CELL)
+                if number == 0:
+                    views.append(SampleView(name=shown, said=sample.said(), picture=picture))
+                elif picture is not None:
+                    modality, content = sample.media[number]
+                    said = f"another {modality}, {bytes_said(len(content))}"
+                    views.append(SampleView(name=shown, said=(said,), picture=picture))
+        return views
 
 
-def _thumbnail(content: bytes) -> Any:
-    """What the reader of a packed file decodes, small, before the ground of the sheet; None for what it refuses."""
-    from PIL import Image
-
-    try:
-        image = Image.fromarray(_FIELD.decode(*_FIELD.encode(content)).squeeze())
-    except (EncodeError, FormatError, MissingExtraError):
-        return None  # the checks and filters judge that, not a preview
-    ground = Image.new("RGBA", image.size, (GROUND, GROUND, GROUND, 255))
-    return Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
+def shortened(text: str, most: int) -> str:
+    """A text in printable characters, and no more than `most`."""
+    shown = "".join(c if c.isprintable() else " " for c in text[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    if isinstance(value, bytes):
-        return f"{len(value):,} bytes"
-    text = str(value)
-    return text if len(text) <= MAX_CELL else text[: MAX_CELL - 1] + "…"
-
-
-def _escape(text: str) -> str:
-    shown = "".join(c if c.isprintable() else " " for c in text)
-    return shown.replace("\\", "\\\\").replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
-
-
-def _human(size: int) -> str:
-    for unit in ("", "Ki", "Mi"):
-        if size < 1024:
-            return f"{size} {unit}".strip()
-        size //= 1024
-    return f"{size} Gi"
+    return bytes_said(len(value)) if isinstance(value, bytes) else shortened(str(value), MAX_CELL)

@@ -273,7 +273,7 @@ def test_what_was_packed_stays_checked(dataset: DatasetStore) -> None:
     marker = marker_of(dataset, "docs-00000")
     assert marker["files"]["mstr"]["path"] != marker["added"]["file"]["path"]
     assert dataset.records("docs-00000")[PACKED_STAGES["mstr"]].files["mstr"].to_json() == marker["files"]["mstr"]
-    assert at_work(stages.recheck_packed, dataset, "docs-00000", "mstr").passed
+    assert at_work(stages.recheck, dataset, "docs-00000", PACKED_STAGES["mstr"]).passed
     assert publish.build_manifest(dataset).missing_streams == {}
 
 
@@ -292,7 +292,7 @@ def test_two_streams_and_cleaning(dataset: DatasetStore) -> None:
         assert data.names[-2:] == ("clip_score", "again")
         assert data.verify().ok
         assert not data.presence("again").any()
-    assert at_work(stages.recheck_packed, dataset, "docs-00001", "mstr").passed
+    assert at_work(stages.recheck, dataset, "docs-00001", PACKED_STAGES["mstr"]).passed
 
 
 def test_an_interrupted_addition_is_taken_up(dataset: DatasetStore) -> None:

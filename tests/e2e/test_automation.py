@@ -22,7 +22,7 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.store import Store
 
 from ..pipeline.chain import marker_name
-from .loads import make_manifest, run_partitions
+from .loads import make_manifest, pack, run_partitions
 
 SpecOf = Callable[..., DatasetSpec]
 Inbox = Callable[..., Path]
@@ -205,15 +205,33 @@ def test_a_tick_of_the_schedule_says_which_shards_it_leaves(
 
 def test_new_markers_make_a_manifest(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
     """The marker sensor asks for one manifest per set of markers and for none without markers."""
-    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
-    ticker = Ticker(instance, spec, "captions_markers")
+    folder = inbox("docs-00000.tar", "docs-00001.tar")
+    spec = demo_spec("docs", shards=str(folder))
+    ticker = Ticker(instance, spec, "docs_markers")
     assert not ticker.tick().run_requests
+    register_dataset(instance, DatasetStore(spec))
+    job = build_definitions(spec).resolve_job_def("docs_manifest")
+    for key in ("docs-00000", "docs-00001"):
+        assert pack(instance, spec, key).success
+        assert len(ticker.tick().run_requests or []) == 1
+        assert not ticker.tick().run_requests
+        assert job.execute_in_process(instance=instance).success
+        assert not ticker.tick().run_requests, "the manifest itself does not ask for another"
+
+
+def test_a_manifest_of_a_load_is_not_made_again(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, tmp_path: Path
+) -> None:
+    """A sensor that starts after a load asks for no manifest, unless its instance does not know the newest one."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
     (run,) = run_partitions([(spec, "captions-00000")])
     assert run.ok
-    assert len(ticker.tick().run_requests or []) == 1
-    assert not ticker.tick().run_requests
-    assert make_manifest(spec).ok
+    first = Ticker(instance, spec, "captions_markers").tick()
+    assert not first.run_requests
+    assert "of the present data" in (first.skip_message or "")
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as other:
+        assert len(Ticker(other, spec, "captions_markers").tick().run_requests or []) == 1
 
 
 def test_a_changed_declaration_fails_the_tick_with_what_to_do(
@@ -265,7 +283,7 @@ def test_a_new_schema_is_a_new_run(instance: dg.DagsterInstance, demo_spec: Spec
     dataset.write_schema(changed, decided_by="test")
     (second,) = ticker.tick().run_requests
     assert first.run_key != second.run_key
-    assert first.tags["mm_assets/fingerprint"] != second.tags["mm_assets/fingerprint"]
+    assert first.tags[".dagster/mm_assets.fingerprint"] != second.tags[".dagster/mm_assets.fingerprint"]
 
 
 def test_the_cursor_forgets_what_is_published(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
@@ -339,17 +357,17 @@ def test_failing_partitions_do_not_starve_the_others(
     spec = demo_spec("docs", shards=str(inbox()), runs_per_tick=1)
     register_dataset(instance, DatasetStore(spec))
     tags = _schedule_tags(instance, spec, "docs-00000")
-    assert tags["mm_assets/attempt"] == "1"
+    assert tags[".dagster/mm_assets.attempt"] == "1"
     _failed_run(instance, spec, "docs-00000", tags)
     assert _schedule_keys(instance, spec) == ["docs-00001"]
-    _failed_run(instance, spec, "docs-00001", {"mm_assets/fingerprint": "of another state"})
+    _failed_run(instance, spec, "docs-00001", {".dagster/mm_assets.fingerprint": "of another state"})
     assert _schedule_keys(instance, spec) == ["docs-00001"]
     _failed_run(instance, spec, "docs-00001", _schedule_tags(instance, spec, "docs-00001"))
     assert _schedule_keys(instance, spec) == []
     now = time.time()
     monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 700)
     tags = _schedule_tags(instance, spec, "docs-00000")
-    assert tags["mm_assets/attempt"] == "2"
+    assert tags[".dagster/mm_assets.attempt"] == "2"
     _failed_run(instance, spec, "docs-00000", tags)
     assert _schedule_keys(instance, spec) == ["docs-00001"]
     both = demo_spec("docs", shards=str(inbox()), runs_per_tick=2)

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.storage.tags import TagType, get_tag_type
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.filters.registry import build_filter
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset
+from mm_assets.orchestration.runs import ATTEMPT_TAG, PROCESS_TAG, Attempt, tag_of
 from mm_assets.pipeline import stages
 from mm_assets.pipeline.liveness import process_is_gone, process_tag
 from mm_assets.pipeline.losses import FAILED, loss_totals
@@ -196,7 +198,9 @@ def test_each_step_holds_the_lease_and_names_its_process(
         with pytest.raises(SourceError), leased(spec, "captions-00000"):
             pass
         (run,) = runs_of(instance, "captions-00000")
-        seen.append(process_is_gone(run.run_id, run.tags.get("mm_assets/process")) is (None if tag is None else False))
+        seen.append(
+            process_is_gone(run.run_id, run.tags.get(".dagster/mm_assets.process")) is (None if tag is None else False)
+        )
         return real(*args, **options)
 
     tag = process_tag("any")
@@ -205,6 +209,38 @@ def test_each_step_holds_the_lease_and_names_its_process(
     job = build_definitions(spec).resolve_job_def("captions_pack")
     assert job.execute_in_process(instance=instance, partition_key="captions-00000").success
     assert seen == [True]
+
+
+def test_a_load_is_listed_under_its_job(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """A load of a declared dataset names its code location, as runs of the UI do; an undeclared one names none."""
+    shards = str(inbox("captions-00000.tar"))
+    for spec in (demo_spec("captions", shards=shards), demo_spec("captions", shards=shards, name="other")):
+        register_dataset(instance, DatasetStore(spec))
+        run_partitions([(spec, "captions-00000")])
+    origins = {run.job_name: run.remote_job_origin for run in instance.get_runs()}
+    assert origins["other_load"] is None
+    listed = origins["captions_load"]
+    assert listed is not None
+    assert (listed.location_name, listed.job_name) == ("demo_project", "captions_load")
+    label = {".dagster/repository": "__repository__@demo_project"}
+    assert [run.job_name for run in instance.get_runs(dg.RunsFilter(tags=label))] == ["captions_load"]
+
+
+def test_tags_for_the_pipeline_are_hidden(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """The run of a load has no tag that pages show beside those that tell a person something."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    run_partitions([(spec, "captions-00000")])
+    (run,) = instance.get_runs()
+    assert {name for name in run.tags if get_tag_type(name) is TagType.USER_PROVIDED} == set()
+    assert tag_of(run.tags, PROCESS_TAG) == (process_tag(run.run_id) or "")
+
+
+@pytest.mark.parametrize("name", [".dagster/mm_assets.attempt", "mm_assets/attempt"])
+def test_tags_of_an_earlier_release_are_read(name: str) -> None:
+    """A tag is read by the name that it has now and by its former one."""
+    assert tag_of({name: "3", "other": "4"}, ATTEMPT_TAG) == "3"
+    assert Attempt.of({name: "3"}, 0.0, "run").number == 3
 
 
 def test_a_command_that_is_killed_at_first_leaves_a_usable_instance(dagster_home: Path) -> None:

@@ -1,9 +1,11 @@
 """One partition from shard to marker, as Dagster runs it."""
 
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow.parquet as pq
@@ -23,6 +25,7 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.parquet import ParquetSink
+from mm_assets.summaries import bytes_said
 
 from ..pipeline.chain import at_work
 from .files import files_of
@@ -119,31 +122,81 @@ def test_write_mode_keeps_the_same_rows_as_read_mode(
         assert tables[0].equals(tables[1])
 
 
-def test_materializations_carry_metadata_worth_looking_at(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Callable[..., Path]
-) -> None:
-    """The event log shows counts, digests, columns, a preview, a contact sheet and content sizes, and stays small."""
-    dataset = run_all(instance, demo_spec("docs", shards=str(inbox("docs-00000.tar"))))
-    event = instance.get_latest_materialization_event(dg.AssetKey(["docs", "filtered_rows"]))
+def in_place(value: dg.MetadataValue) -> bool:
+    """Whether Dagster's pages show a value without a click."""
+    return not isinstance(value, dg.MarkdownMetadataValue) or len(value.md_str) < 1000
+
+
+def metadata_of(instance: dg.DagsterInstance, *key: str) -> Mapping[str, Any]:
+    """The metadata of the latest materialization of an asset, all of it shown in place."""
+    event = instance.get_latest_materialization_event(dg.AssetKey(key))
     assert event is not None
     assert event.asset_materialization is not None
     metadata = event.asset_materialization.metadata
-    assert {"own_columns", "dagster/row_count", "preview", "contact_sheet", "content_sizes"} <= set(metadata)
+    assert all(map(in_place, metadata.values()))
+    return metadata
+
+
+def test_materializations_carry_metadata_worth_looking_at(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Callable[..., Path]
+) -> None:
+    """The event log shows counts, columns, first rows, samples with pictures, sizes and charts, and stays small."""
+    dataset = run_all(instance, demo_spec("docs", shards=str(inbox("docs-00000.tar"))))
+    metadata = metadata_of(instance, "docs", "filtered_rows")
+    assert {"own_columns", "dagster/partition_row_count", "first_rows", "size", "bytes/filtered_rows"} <= set(metadata)
     assert {"count/kept", "count/dropped", "counts", "uri/filtered_rows", "other_files"} <= set(metadata)
-    sheet = metadata["contact_sheet"].value
-    assert isinstance(sheet, str)
-    assert sheet.startswith("![contact sheet](data:image/webp;base64,")
-    assert len(sheet) < 6_000
+    assert {"chart/content_size", "chart/position", "chart/image_aspect_ratio"} <= set(metadata)
+    assert [name for name in metadata if name.startswith("sample/")] == [f"sample/{n}" for n in range(1, 5)]
+    assert "![](data:image/webp;base64," in metadata["sample/1"].value
+    size = metadata["bytes/filtered_rows"].value
+    assert metadata["size"].value == bytes_said(size)
+    event = instance.get_latest_materialization_event(dg.AssetKey(["docs", "filtered_rows"]))
+    assert event is not None
+    assert event.asset_materialization is not None
     tags = event.asset_materialization.tags or {}
     assert tags["dagster/data_version"] == dataset.records("docs-00000")[FILTERED_ROWS].files["filtered_rows"].sha256
-    graph = build_definitions(dataset.spec).resolve_asset_graph()
-    columns = graph.get(dg.AssetKey(["docs", "filtered_rows"])).metadata["dagster/column_schema"]
-    assert {"sample_id", "source_ref"} <= {column.name for column in columns.columns}
     kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
     stored = (entry.to_json() for entry in instance.all_logs(event.run_id, of_type=kinds))
     sizes = [len(entry) for entry in stored if '"partition": "docs-00000"' in entry]
     assert len(sizes) == 25
     assert sum(sizes) < 60_000
+
+
+@pytest.mark.parametrize(
+    ("name", "modality", "picture"),
+    [
+        ("captions", "| image | ImageField | 40 |", "webp"),
+        ("speech", "| audio | AudioField | 5 |", "png"),
+        ("video", "| clip | SyncedVideoAudioField | 1 |", "webp"),
+    ],
+)
+def test_a_packed_asset_shows_its_product(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, name: str, modality: str, picture: str
+) -> None:
+    """Of both formats the page has a sample with its picture, and the modalities with their samples and sizes."""
+    run_all(instance, demo_spec(name))
+    for form in ("mult", "mstr"):
+        metadata = metadata_of(instance, name, f"packed_{form}")
+        assert modality in metadata["modalities"].value
+        assert f"data:image/{picture};base64," in metadata["sample/1"].value
+
+
+def test_the_manifest_says_how_to_open_it(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
+    """The two lines of Python on the manifest's page open the dataset; totals, shards and schema are beside them."""
+    spec = demo_spec("captions")
+    run_all(instance, spec)
+    metadata = metadata_of(instance, "captions", "manifest")
+    code = re.fullmatch(r"```python\n(.*)\n```", metadata["open"].value, re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {}
+    exec(code[1], names)
+    with names["dataset"] as opened:
+        assert len(opened) == metadata["dagster/row_count"].value == 40
+        columns = {column.name for column in metadata["dagster/column_schema"].value.columns}
+        assert columns == set(opened.fields)
+    assert metadata["totals"].value.startswith("40 samples in 1 partition; MULT 1.")
+    assert "| captions-00000 | 40 |" in metadata["shards"].value
+    assert metadata["losses"].value == metadata["left_out"].value == "nothing"
 
 
 @pytest.mark.parametrize(("setting", "number"), [("grouped", 18), ("per_rule", len(CATALOG)), ("rollup", 6)])

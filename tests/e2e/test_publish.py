@@ -270,6 +270,6 @@ def test_a_file_found_damaged_is_no_longer_published(dataset: DatasetStore) -> N
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert not at_work(stages.recheck_packed, dataset, "docs-00000", "mult").passed
+    assert not at_work(stages.recheck, dataset, "docs-00000", PACKED_STAGES["mult"]).passed
     assert partitions_of(publish.build_manifest(dataset)) == ["docs-00001"]
     assert pending_partitions(dataset) == ["docs-00000"]

@@ -102,7 +102,7 @@ def die(instance: dg.DagsterInstance, spec: DatasetSpec, request: dg.RunRequest)
 
 
 def attempt(request: dg.RunRequest) -> int:
-    return int(request.tags["mm_assets/attempt"])
+    return int(request.tags[".dagster/mm_assets.attempt"])
 
 
 def test_a_load_that_dies_waits_longer_each_time(

@@ -113,7 +113,7 @@ def test_a_rule_alone_says_what_violates_it(tmp_path: Path) -> None:
     found = {one.check_name: one for one in check_results(spec, result("rows", unique=True))}
     assert [name for name, one in found.items() if not one.passed] == ["unique"]
     assert (found["unique"].description or "").startswith("3 violations of: No two rows share")
-    assert set(found["unique"].metadata) == {"num_violations", "violations"}
+    assert set(found["unique"].metadata) == {"num_violations", "violations", "sample"}
 
 
 @pytest.mark.parametrize(("wanted", "given"), [({"alignment"}, ["alignment"]), ({"schema", "other"}, ["schema"])])

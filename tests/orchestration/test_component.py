@@ -111,9 +111,14 @@ def test_a_few_lines_give_a_dataset(tmp_path: Path, dagster_home: Path) -> None:
     graph = definitions.resolve_asset_graph()
     names = {key.path[-1] for key in graph.get_all_asset_keys()}
     assert {"raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult", "packed_mstr"} <= names
-    assert {"published", "manifest"} <= names
+    assert {"shards", "published", "manifest"} <= names
     assert len(graph.asset_check_keys) > 10
-    assert {job.name for job in definitions.resolve_all_job_defs()} >= {"mine_pack", "mine_manifest"}
+    assert {job.name for job in definitions.resolve_all_job_defs()} >= {
+        "mine_pack",
+        "mine_load",
+        "mine_manifest",
+        "mine_check",
+    }
     assert definitions.resolve_sensor_def("mine_shards")
     assert definitions.resolve_schedule_def("mine_pending")
     component = only_component(definitions)
@@ -126,7 +131,7 @@ def test_a_description_reaches_the_ui(tmp_path: Path, dagster_home: Path) -> Non
     text = f"type: {TYPE}\nattributes: {{name: mine, shards: x, description: Old maps., owners: ['team:maps']}}\n"
     graph = load(tmp_path, text).resolve_asset_graph()
     nodes = [graph.get(key) for key in graph.get_all_asset_keys()]
-    assert len(nodes) == 8
+    assert len(nodes) == 9
     for node in nodes:
         assert (node.description or "").endswith("\n\nOld maps.")
         assert (node.group_name, node.owners) == ("mine", ["team:maps"])

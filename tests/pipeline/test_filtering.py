@@ -33,6 +33,7 @@ def test_packing_probes_each_image_header_once(
         return probe_image(data)
 
     monkeypatch.setattr("mm_assets.fields.image.probe_image", probe)
+    monkeypatch.setattr("mm_assets.rows.preview.thumbnail", lambda *_: None)  # the preview's own probes
     at_work(stages.packed, dataset, "s")
     rows = table(dataset, "filtered_rows")
     assert sorted(probed) == sorted(len(row["binary_content"]) for row in rows if row["modality"] == "image")
@@ -58,7 +59,7 @@ def test_filtering_reads_each_image_header_once(
         return HeaderReader(data, name)
 
     monkeypatch.setattr("mm_assets.media.images.HeaderReader", header)
-    monkeypatch.setattr("mm_assets.rows.preview._thumbnail", lambda _: None)  # the preview's own probes
+    monkeypatch.setattr("mm_assets.rows.preview.thumbnail", lambda *_: None)  # the preview's own probes
     at_work(stages.filtered_rows, dataset, "s")
     assert drops(dataset)
     assert len(read) == len(set(read)) == 5

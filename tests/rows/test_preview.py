@@ -1,6 +1,8 @@
 """A look at a table while it streams past."""
 
 import io
+import tarfile
+from pathlib import Path
 
 import numpy as np
 import pillow_heif
@@ -8,8 +10,9 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mm_assets.rows.preview import Preview
-from mm_assets.rows.schema import MULTIMODAL_SCHEMA
+from mm_assets.rows.preview import Preview, SampleView
+from mm_assets.rows.schema import DROPPED_SCHEMA, MULTIMODAL_SCHEMA
+from mm_assets.rows.thumbnails import MAX_BYTES, thumbnail
 
 
 def image(mode: str = "RGB", size: tuple[int, int] = (40, 20)) -> bytes:
@@ -18,12 +21,13 @@ def image(mode: str = "RGB", size: tuple[int, int] = (40, 20)) -> bytes:
     return target.getvalue()
 
 
-def batch(contents: list[bytes | None], text: str | None = None) -> pa.RecordBatch:
+def batch(contents: list[bytes | None], text: str | None = None, sample_id: str = "a") -> pa.RecordBatch:
     rows = [
         {
-            "sample_id": "a",
+            "sample_id": sample_id,
             "position": position,
             "modality": "text" if content is None else "image",
+            "content_type": "text/plain" if content is None else "image/png",
             "text_content": text if content is None else None,
             "binary_content": content,
         }
@@ -32,22 +36,56 @@ def batch(contents: list[bytes | None], text: str | None = None) -> pa.RecordBat
     return pa.RecordBatch.from_pylist(rows, schema=MULTIMODAL_SCHEMA)
 
 
+def picture_of(view: SampleView) -> Image.Image:
+    assert view.picture is not None
+    assert len(view.picture) <= MAX_BYTES
+    with Image.open(io.BytesIO(view.picture)) as drawn:
+        drawn.load()
+    return drawn
+
+
 def test_a_preview_is_small_whatever_the_table() -> None:
-    """Rows and images are kept up to a number; counts and sizes cover everything."""
-    preview = Preview(num_rows=3, num_images=2)
+    """Rows and pictures are kept up to a number; counts and sizes cover everything."""
+    preview = Preview(num_rows=3, num_samples=2)
     for _ in range(5):
         given = batch([image(), None, b"x" * 1000])
         assert preview.observe(given) is given
     assert preview.num_rows == 15
-    assert dict(preview.modalities) == {"image": 10, "text": 5}
     assert preview.content_bytes == 5 * (len(image()) + 1000)
-    assert preview.table().count("\n") == 4
-    assert "| < 1 Ki | 5 |" in preview.histogram()
+    drawn = preview.drawn()
+    assert dict(drawn.modalities) == {"image": 10, "text": 5}
+    assert [row["position"] for row in drawn.rows] == ["0", "1", "2"]
+    assert len(drawn.samples) <= 2
+    (sizes, positions) = drawn.charts
+    assert (sizes.name, sizes.said.split(",")[0]) == ("content_size", "10 items")
+    assert (positions.name, positions.said) == ("position", "15 values, 0 to 2, median 1")
+    assert all(len(chart.picture) < 400 for chart in drawn.charts)
+
+
+def test_samples_are_named_and_described() -> None:
+    """Each of the first samples has its name, its media by type and size, and its text; more images fill the rest."""
+    preview = Preview(num_samples=3)
+    preview.observe(batch([image(), None, image("L")], text="A red house.", sample_id="first"))
+    preview.observe(batch([None], text="Only words", sample_id="second"))
+    first, second, more = preview.drawn().samples
+    assert (first.name, second.name, more.name) == ("first", "second", "first")
+    assert first.said == (f"2 x image/png {len(image()) + len(image('L'))} bytes", "“A red house.”")
+    assert (second.picture, second.said) == (None, ("“Only words”",))
+    assert more.said == (f"another image, {len(image('L'))} bytes",)
+    assert picture_of(more).size == picture_of(first).size
+
+
+def test_later_samples_are_not_looked_at() -> None:
+    """Only as many samples as are shown are looked at, in the order of the rows."""
+    preview = Preview(num_samples=2)
+    for name in "abc":
+        preview.observe(batch([image()], sample_id=name))
+    assert [view.name for view in preview.drawn().samples] == ["a", "b"]
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "1", "I;16", "CMYK"])
 def test_images_of_every_mode_are_drawn(mode: str) -> None:
-    """A contact sheet takes grey, palette, transparent and 16-bit images, in a bounded size."""
+    """A picture is made of grey, palette, transparent and 16-bit images."""
     preview = Preview()
     if mode == "CMYK":
         target = io.BytesIO()
@@ -55,16 +93,24 @@ def test_images_of_every_mode_are_drawn(mode: str) -> None:
         content = target.getvalue()
     else:
         content = image(mode)
-    preview.observe(batch([content] * 7))
-    sheet = preview.contact_sheet()
-    assert sheet is not None
-    with Image.open(io.BytesIO(sheet)) as drawn:
-        assert drawn.size == (432, 72)
+    preview.observe(batch([content]))
+    (view,) = preview.drawn().samples
+    assert max(picture_of(view).size) >= 24
+
+
+def test_a_picture_of_noise_fits_too() -> None:
+    """What does not compress is drawn smaller, within the same bytes."""
+    noise = np.random.default_rng(0).integers(0, 256, (300, 200, 3)).astype(np.uint8)
+    target = io.BytesIO()
+    Image.fromarray(noise).save(target, "PNG")
+    found = thumbnail(target.getvalue())
+    assert found is not None
+    assert len(found) <= MAX_BYTES
 
 
 @pytest.mark.parametrize("form", ["JPEG", "HEIF"])
 def test_images_are_drawn_upright(form: str) -> None:
-    """The sheet shows an image turned by its EXIF orientation, also one of a plug-in."""
+    """The picture shows an image turned by its EXIF orientation, also one of a plug-in."""
     pillow_heif.register_heif_opener()
     picture = Image.new("RGB", (80, 40), "red")
     picture.paste("blue", (0, 0, 40, 40))
@@ -74,28 +120,81 @@ def test_images_are_drawn_upright(form: str) -> None:
     picture.save(target, form, exif=exif.tobytes())
     preview = Preview()
     preview.observe(batch([target.getvalue()]))
-    sheet = preview.contact_sheet()
-    assert sheet is not None
-    with Image.open(io.BytesIO(sheet)) as drawn:
-        red, _, blue = np.asarray(drawn).astype(int).transpose(2, 0, 1)
-        assert drawn.size == (72, 72)
-        assert (blue - red)[20, 36] > 100
-        assert (red - blue)[52, 36] > 100
-        assert abs(red - blue)[36, 8] < 20
+    (view,) = preview.drawn().samples
+    drawn = picture_of(view)
+    edge = drawn.width
+    assert drawn.height == edge
+    red, _, blue = np.asarray(drawn).astype(int).transpose(2, 0, 1)
+    assert (blue - red)[edge * 2 // 7, edge // 2] > 100
+    assert (red - blue)[edge * 5 // 7, edge // 2] > 100
+    assert abs(red - blue)[edge // 2, edge // 9] < 20
 
 
-def test_what_is_not_an_image_is_not_drawn() -> None:
-    """Damaged bytes leave no place in the sheet and no error; without any image there is no sheet."""
+def test_audio_is_drawn_as_its_waveform() -> None:
+    """The picture of a sound is as loud as the sound, from left to right."""
+    import soundfile
+
+    samples = np.concatenate([np.zeros(8000), np.sin(np.arange(8000) / 5)])
+    target = io.BytesIO()
+    soundfile.write(target, samples, 16_000, format="WAV")
+    found = thumbnail(target.getvalue(), "audio")
+    assert found is not None
+    assert len(found) <= MAX_BYTES
+    with Image.open(io.BytesIO(found)) as drawn:
+        heights = (np.asarray(drawn) > 0).sum(axis=0)
+    half = len(heights) // 2
+    assert heights[: half - 4].max() == 0
+    assert heights[half + 4 :].max() > 30
+
+
+def test_a_frame_of_a_video_is_drawn(demo_shards: Path) -> None:
+    """The picture of a clip is one of its frames."""
+    pytest.importorskip("av", reason="the video extra is not installed")
+    with tarfile.open(demo_shards / "video-00000.tar") as shard:
+        names = [name for name in shard.getnames() if name.endswith(".mp4")]
+        clip = shard.extractfile(names[0])
+        assert clip is not None
+        found = thumbnail(clip.read(), "video")
+    assert found is not None
+    with Image.open(io.BytesIO(found)) as drawn:
+        assert drawn.width > drawn.height
+        assert np.asarray(drawn).std() > 10
+
+
+@pytest.mark.parametrize("modality", ["image", "audio", "video", "midi"])
+def test_what_is_damaged_is_not_drawn(modality: str) -> None:
+    """Damaged bytes, and what nothing draws, give no picture and no error."""
+    assert thumbnail(b"not a medium", modality) is None
     preview = Preview()
     preview.observe(batch([b"no image", image()[:50], None]))
-    assert preview.contact_sheet() is None
+    assert [view.picture for view in preview.drawn().samples] == [None]
 
 
-def test_hostile_text_does_not_break_the_tables() -> None:
-    """Pipes, backticks, tags and control characters stay inside their cells."""
+def test_numbers_have_charts() -> None:
+    """Columns of numbers and the values that filters decided by are drawn, unless all are alike."""
     preview = Preview()
-    preview.observe(batch([None], text="a|b `c` <script>\n\x00" + "x" * 500))
-    (_, _, row) = preview.table().splitlines()
-    assert "<script>" not in row
-    assert row.replace("\\|", "").count("|") == preview.table().splitlines()[0].count("|")
-    assert len(row) < 400
+    given = batch([image()] * 4)
+    for name, values in (("image_width", [1, 2, 3, 4]), ("score", [0.5, None, 0.5, 0.5])):
+        given = given.append_column(name, pa.array(values))
+    preview.observe(given)
+    drops = [
+        {"sample_id": "a", "position": n, "modality": "image", "filter": "blur", "reason": "low", "value": n / 4}
+        for n in range(5)
+    ]
+    preview.observe_dropped(pa.RecordBatch.from_pylist(drops, schema=DROPPED_SCHEMA))
+    charts = {chart.name: chart.said for chart in preview.drawn().charts}
+    assert charts.keys() == {"content_size", "position", "image_width", "dropped/blur"}
+    assert charts["image_width"] == "4 values, 1 to 4, median 2.5"
+    assert charts["dropped/blur"] == "5 values, 0 to 1, median 0.5"
+
+
+def test_hostile_text_stays_text() -> None:
+    """Control characters are replaced and long texts shortened, in rows, names and descriptions."""
+    preview = Preview()
+    preview.observe(batch([None], text="a\n\x00" + "x" * 500, sample_id="<b>\n" + "y" * 90))
+    drawn = preview.drawn()
+    (row,) = drawn.rows
+    (view,) = drawn.samples
+    for text in (*row.values(), view.name, *view.said):
+        assert len(text) <= 62
+        assert text.isprintable()

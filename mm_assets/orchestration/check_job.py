@@ -1,0 +1,95 @@
+"""The job `<dataset>_check`: runs the checks of the files of a partition again, and makes nothing.
+
+It is a job of one step, since Dagster gives no partitions to a job that has checks alone.
+"""
+
+from collections import deque
+from functools import partial
+
+import dagster as dg
+
+from mm_assets.errors import MmAssetsError
+from mm_assets.orchestration.events import Batch, RunEvents
+from mm_assets.orchestration.partitions import check_job_name, shard_partitions
+from mm_assets.orchestration.report import check_results, evaluation_of, failed_checks_said, failed_observation
+from mm_assets.orchestration.resources import open_dataset, resource_key
+from mm_assets.orchestration.rollup import rollup_of_records
+from mm_assets.orchestration.runs import exclusive_step, tag_process
+from mm_assets.pipeline import stages
+from mm_assets.pipeline.chain import Stage, recorded_stages
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.work import PartitionWork
+
+__all__ = ["build_check_job"]
+
+
+def build_check_job(spec: DatasetSpec) -> dg.JobDefinition:
+    """The job; with `checks: rollup` it has no partitions, and sums up what their records say."""
+
+    @dg.op(name=f"{spec.name}__check_partition", pool=spec.pool, required_resource_keys={resource_key(spec)})
+    def check_partition(context: dg.OpExecutionContext) -> None:
+        dataset = open_dataset(context, spec)
+        if spec.checks == "rollup":
+            tag_process(context)
+            _record(context, [(rollup_of_records(dataset, stage), None) for stage in recorded_stages(spec)], [])
+            return
+        with exclusive_step(context, dataset):
+            _check(context, dataset)
+
+    about = f" {spec.description}" if spec.description else ""
+    scope = "the partitions" if spec.checks == "rollup" else "one partition"
+
+    @dg.job(
+        name=check_job_name(spec),
+        description=f"The checks of {scope} of {spec.name}, on the files that are there.{about}",
+        partitions_def=None if spec.checks == "rollup" else shard_partitions(spec),
+        executor_def=dg.in_process_executor,
+    )
+    def job() -> None:
+        check_partition()
+
+    return job
+
+
+def _check(context: dg.OpExecutionContext, dataset: DatasetStore) -> None:
+    """Checks every stage of the run's partition, also after one that failed.
+
+    Raises:
+        dg.Failure: a check failed that stops a partition, or a stage could not be checked.
+    """
+    spec, key = dataset.spec, context.partition_key
+    results: list[tuple[dg.AssetCheckResult, str | None]] = []
+    failed: list[tuple[Stage, str]] = []
+    for stage in recorded_stages(spec):
+        try:
+            with PartitionWork.registered(dataset, key) as work:
+                result = stages.recheck(work, stage)
+        except MmAssetsError as error:
+            failed.append((stage, f"{type(error).__name__}: {error}"))
+            continue
+        results += [(found, key) for found in check_results(spec, result)]
+        if said := failed_checks_said(result):
+            failed.append((stage, said))
+    _record(context, results, [failed_observation(spec, stage, key, said) for stage, said in failed])
+    if failed:
+        description = "; ".join(f"{stage.name}: {said}" for stage, said in failed)
+        raise dg.Failure(description=description, allow_retries=False)
+
+
+def _record(
+    context: dg.OpExecutionContext,
+    results: list[tuple[dg.AssetCheckResult, str | None]],
+    observations: list[dg.AssetObservation],
+) -> None:
+    """Stores results, each with its partition, and observations as events of the run."""
+    events = RunEvents(context.instance, run_id=context.run_id, job_name=context.job_name, step_key=context.op_def.name)
+    calls = [partial(_store, events, found, key) for found, key in results]
+    try:
+        events.store([Batch(calls=deque([*calls, *(partial(events.observed, one) for one in observations)]))])
+    finally:
+        events.release()
+
+
+def _store(events: RunEvents, found: dg.AssetCheckResult, partition: str | None) -> None:
+    events.checked(evaluation_of(found, partition, events.latest))

@@ -1,0 +1,71 @@
+"""Observations of the shards: of each partition whose shards are new or have changed, one when they are registered.
+
+They are stored as loads store events, many in a transaction, and belong to no run.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+
+import dagster as dg
+from dagster import DagsterEventType
+from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
+
+from mm_assets.orchestration.events import Batch, RunEvents
+from mm_assets.orchestration.partitions import shards_key
+from mm_assets.orchestration.viewer import viewer_link
+from mm_assets.pipeline.records import Partition, canonical_json
+from mm_assets.pipeline.register import Registration
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.summaries import bytes_said
+
+__all__ = ["observation_ids", "observe_shards", "shards_version"]
+
+_AT_ONCE = 200  # observations in a transaction
+_VERSION = "dagster/data_version"
+
+
+def shards_version(fingerprints: Mapping[str, str]) -> str:
+    """The data version of the shards of a partition, by the fingerprint of each: it changes when one of them does."""
+    return hashlib.sha256(canonical_json(dict(fingerprints))).hexdigest()
+
+
+def observe_shards(instance: dg.DagsterInstance, spec: DatasetSpec, found: Registration) -> None:
+    """Stores an observation of each partition that a registration added or found changed."""
+    partitions = {partition.key: partition for partition in found.partitions}
+    keys = [key for key in (*found.added, *found.changed) if key in partitions]
+    if not keys:
+        return
+    observations = [_observation(spec, partitions[key]) for key in keys]
+    instance.report_runless_asset_event(observations.pop(0))  # it creates the database of events without a run
+    events = RunEvents(instance, run_id=RUNLESS_RUN_ID, job_name=RUNLESS_JOB_NAME, step_key=None)
+    try:
+        for start in range(0, len(observations), _AT_ONCE):
+            calls = [partial(events.observed, one) for one in observations[start : start + _AT_ONCE]]
+            events.store([Batch(calls=deque(calls))])
+    finally:
+        events.release()
+
+
+def _observation(spec: DatasetSpec, partition: Partition) -> dg.AssetObservation:
+    size = sum(shard.size for shard in partition.shards)
+    link = viewer_link(spec.name, partition.key)
+    return dg.AssetObservation(
+        asset_key=shards_key(spec),
+        partition=partition.key,
+        metadata={
+            "size": bytes_said(size),
+            "first_shard": dg.MetadataValue.path(partition.shards[0].url),
+            "count/shards": len(partition.shards),
+            "bytes/shards": size,
+            **({} if link is None else {"viewer": dg.MetadataValue.url(link)}),
+        },
+        tags={_VERSION: shards_version(partition.fingerprints)},
+    )
+
+
+def observation_ids(instance: dg.DagsterInstance, spec: DatasetSpec) -> Mapping[str, int]:
+    """The storage id of the latest observation of each partition's shards."""
+    storage = instance.event_log_storage
+    return storage.get_latest_storage_id_by_partition(shards_key(spec), DagsterEventType.ASSET_OBSERVATION)

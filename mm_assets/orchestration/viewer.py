@@ -1,0 +1,24 @@
+"""Links to the viewer, where the environment says that there is one."""
+
+import os
+from urllib.parse import quote, urlsplit, urlunsplit
+
+__all__ = ["VIEWER_VARIABLE", "viewer_link"]
+
+VIEWER_VARIABLE = "MM_ASSETS_VIEWER_URL"
+
+
+def viewer_link(dataset: str, partition: str, sample_id: str | None = None) -> str | None:
+    """The viewer's page of a partition, or of a sample of it; None where `MM_ASSETS_VIEWER_URL` is not set.
+
+    The variable has the address of a viewer, ``http://host:port``; a ``{dataset}`` in it is the dataset's name. What is
+    neither ``http`` nor ``https`` gives no link.
+    """
+    parts = urlsplit(os.environ.get(VIEWER_VARIABLE, "").replace("{dataset}", quote(dataset, safe="")))
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        return None
+    place = [quote(partition, safe="")] + ([] if sample_id is None else [quote(sample_id, safe="")])
+    page = "partition" if sample_id is None else "sample"
+    return urlunsplit(
+        (parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/", parts.query, f"/{page}/{'/'.join(place)}")
+    )
