@@ -25,7 +25,7 @@ from mm_assets.dataset.reader import RawBatch, RawReader, SampleReader
 from mm_assets.dataset.writer import DatasetWriter, create, spec_of
 from mm_assets.fields import ArraySpec, Field
 from mm_assets.fields.base import Out
-from mm_assets.formats import VerifyReport
+from mm_assets.formats import SampleIds, VerifyReport
 from mm_assets.formats.batch import Indices
 from mm_assets.formats.stored import StoredPayload
 
@@ -243,7 +243,7 @@ class Dataset:
         return dict(self._files[0].schema)
 
     @property
-    def sample_ids(self) -> Sequence[str]:
+    def sample_ids(self) -> SampleIds:
         """The samples' ids in order; only those that are asked for are read."""
         return DatasetIds(self._files)
 
