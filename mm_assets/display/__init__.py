@@ -1,8 +1,8 @@
 """What people see of any value: payloads of fields, members of containers, columns of tables.
 
 Bytes in, items out: an `Item` has facts for people, bounded JSON, and `Media` that are read by range or made on demand.
-Nothing here serves a request or trusts what it reads: undecodable content gives an item that says why. A field says of
-itself how it is shown (`Field.shown`), so that your own registered field is shown too.
+Nothing here serves a request or trusts what it reads: undecodable content gives an item that says why. A field
+describes how it is shown (`Field.shown`), so that your own registered field is shown too.
 """
 
 from __future__ import annotations

@@ -200,11 +200,16 @@ def frame_pixels(data: bytes, frame: int = 0) -> npt.NDArray[np.uint8]:
 
 def picture_of(pixels: npt.NDArray[np.uint8]) -> bytes:
     """Pixels as a PNG where they have alpha, else as a JPEG; at most `_MAX_SIDE` on a side."""
-    side = max(pixels.shape[:2])
-    if side > _MAX_SIDE:
-        pixels = np.asarray(_shrunk(_image_of(pixels), _MAX_SIDE))
-        pixels = pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
+    pixels = shrunk_pixels(pixels, _MAX_SIDE)
     return png_of(pixels) if pixels.shape[2] == 4 else jpeg_of(pixels)
+
+
+def shrunk_pixels(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:
+    """(H, W, C) pixels, at most `side` on a side."""
+    if max(pixels.shape[:2]) <= side:
+        return pixels
+    shrunk = np.asarray(_shrunk(_image_of(pixels), side))
+    return shrunk[:, :, np.newaxis] if shrunk.ndim == 2 else shrunk
 
 
 def jpeg_of(pixels: npt.NDArray[np.uint8], *, quality: int = _QUALITY) -> bytes:
@@ -273,9 +278,7 @@ def thumbnail_pixels(data: bytes, size: int) -> npt.NDArray[np.uint8]:
             info = probe_image(data)
         with open_with_pillow(data, info.codec) as image:
             pixels = pixels_of(image, info.channels)
-    shrunk = np.asarray(_shrunk(_image_of(pixels), size))
-    shrunk = shrunk[:, :, np.newaxis] if shrunk.ndim == 2 else shrunk
-    return np.ascontiguousarray(orient(shrunk, info.orientation))
+    return np.ascontiguousarray(orient(shrunk_pixels(pixels, size), info.orientation))
 
 
 def _reduced_jpeg(data: bytes, info: ImageInfo, size: int) -> npt.NDArray[np.uint8] | None:

@@ -1,22 +1,51 @@
-"""Values as items: payloads of fields by what their field says of itself, and plain values of a table's column."""
+"""Values as items: payloads of fields as their field describes them, and plain values of a table's column."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
 import numpy as np
 
+from mm_assets.display.clips import clip_item
 from mm_assets.display.content import content_item, file_item
-from mm_assets.display.item import Content, Item, absent_item, finite, human_bytes, unreadable_item
+from mm_assets.display.item import (
+    MAX_DATA,
+    Content,
+    Item,
+    Media,
+    absent_item,
+    finite,
+    human_bytes,
+    json_size,
+    unreadable_item,
+)
+from mm_assets.display.numbers import array_item, map_item, series_item
+from mm_assets.display.pages import pages_item
+from mm_assets.display.pictures import MAX_FRAMES, frames_item
+from mm_assets.display.sounds import samples_item
 from mm_assets.display.trees import text_item, tree_item
+from mm_assets.display.words import timed_item, tokens_data, tokens_item
 from mm_assets.errors import EncodeError, FormatError, MediaError, MissingExtraError
 from mm_assets.fields.base import Field
-from mm_assets.fields.shown import Shown, ShownFile, ShownValue
+from mm_assets.fields.series_value import TimeSeries
+from mm_assets.fields.shown import (
+    Shown,
+    ShownClip,
+    ShownFile,
+    ShownList,
+    ShownMap,
+    ShownPages,
+    ShownPair,
+    ShownSamples,
+    ShownTokens,
+    ShownValue,
+    StoredBytes,
+)
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.subtitles import TimedSegment
 
 __all__ = ["column_item", "value_item"]
 
@@ -70,6 +99,89 @@ def _(shown: ShownValue, name: str, payload: Content) -> Item:
     return item if "bytes" in item.facts else replace(item, facts={**item.facts, "bytes": human_bytes(payload.size)})
 
 
+@_show.register
+def _(shown: ShownSamples, name: str, payload: Content) -> Item:
+    return samples_item(name, shown, payload)
+
+
+@_show.register
+def _(shown: ShownTokens, name: str, payload: Content) -> Item:
+    return tokens_item(name, shown, size=payload.size)
+
+
+@_show.register
+def _(shown: ShownMap, name: str, payload: Content) -> Item:
+    return map_item(name, shown.values, unit=shown.unit, size=payload.size)
+
+
+@_show.register
+def _(shown: ShownClip, name: str, payload: Content) -> Item:
+    return clip_item(name, shown, payload)
+
+
+@_show.register
+def _(shown: ShownPair, name: str, payload: Content) -> Item:
+    item = _show(shown.image, name, payload)
+    facts = dict(item.facts)
+    data = {**item.data, "tokens": tokens_data(shown.tokens)}
+    facts["tokens"] = f"{len(shown.tokens.ids):,}"
+    if shown.text is not None:
+        data["caption"] = text_item(name, shown.text).data["text"][:20_000]
+    if shown.score is not None:
+        facts["score"] = f"{shown.score:.4g}"
+    return replace(item, facts=facts, data=data)
+
+
+@_show.register
+def _(shown: ShownPages, name: str, payload: Content) -> Item:
+    pages = [(number, _show(page, name, payload)) for number, page in enumerate(shown.pages[:MAX_FRAMES])]
+    sizes = None if shown.layout is None else shown.layout.page_sizes
+    count = len(shown.pages) or (0 if sizes is None else len(sizes))
+    facts = {"pages": f"{count:,}", "bytes": human_bytes(payload.size)}
+    return pages_item(name, pages, shown.layout, facts)
+
+
+@_show.register
+def _(shown: ShownList, name: str, payload: Content) -> Item:
+    items = [(position, _shown_item(one, name, content)) for position, content, one in shown.items[:MAX_FRAMES]]
+    facts = {"items": f"{len(shown.items):,}", "bytes": human_bytes(payload.size)}
+    note = f"Shown are the first {MAX_FRAMES} of {len(shown.items):,}." if len(shown.items) > MAX_FRAMES else ""
+    kinds = {item.kind for _, item in items}
+    if "image" in kinds and kinds <= {"image", "unreadable"}:
+        return frames_item(name, items, facts=facts, note=note)
+    blocks, media, is_short = _blocks(items)
+    if is_short:
+        note = f"{note} Long items end early here.".strip()
+    return Item(name=name, kind="document", facts=facts, data={"blocks": blocks}, media=media, note=note)
+
+
+def _shown_item(shown: Shown, name: str, content: StoredBytes) -> Item:
+    try:
+        return _show(shown, name, Content(content.size, content.read))
+    except (MediaError, EncodeError, MissingExtraError, FormatError) as error:
+        return unreadable_item(name, f"It cannot be shown: {error}.", size=content.size)
+
+
+def _blocks(items: list[tuple[int, Item]]) -> tuple[list[dict[str, Any]], tuple[Media, ...], bool]:
+    """Items in one: each with its position, and its media under names of its own; whether some data did not fit."""
+    blocks: list[dict[str, Any]] = []
+    media: list[Media] = []
+    left, is_short = MAX_DATA - 16_384, False
+    for number, (position, item) in enumerate(items):
+        prefix = f"i{number}-"
+        block = {"position": position, "kind": item.kind, "facts": dict(item.facts), "note": item.note}
+        data = dict(item.data)
+        if json_size(data) > left and "text" in data:
+            data["text"] = str(data["text"])[: max(0, left // 8)]
+        if json_size(data) > left:
+            data, is_short = {}, True
+            block |= {"kind": "unreadable", "note": "The items before it take all the space of one value here."}
+        left -= json_size(data) + 200
+        blocks.append({**block, "data": data, "prefix": prefix})
+        media += [replace(one, name=f"{prefix}{one.name}") for one in item.media]
+    return blocks, tuple(media), is_short
+
+
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
@@ -104,10 +216,21 @@ def _(value: Any, name: str) -> Item:
     return scalar_item(name, number)
 
 
-@_of_value.register(Mapping)
+@_of_value.register
+def _(value: np.ndarray, name: str) -> Item:
+    return array_item(name, value)
+
+
+@_of_value.register
+def _(value: TimeSeries, name: str) -> Item:
+    return series_item(name, value)
+
+
 @_of_value.register(list)
 @_of_value.register(tuple)
 def _(value: Any, name: str) -> Item:
+    if value and all(isinstance(one, TimedSegment) for one in value):
+        return timed_item(name, value)
     return tree_item(name, value)
 
 

@@ -41,6 +41,9 @@ class StoredBytes(Protocol):
     def read(self) -> Callable[[int, int], bytes]:
         """Takes an offset and a size; returns the bytes there."""
 
+    def part(self, offset: int, size: int) -> StoredBytes:
+        """A run of them."""
+
     def whole(self) -> bytes:
         """All bytes; `MediaError` for more than are worth holding for a look at them."""
 
@@ -110,7 +113,7 @@ class ShownMap:
     """One number per pixel.
 
     Attributes:
-        values: (H, W) numbers; 0, NaN and infinities are no measurement.
+        values: (H, W) numbers; 0, NaN and infinities mean that nothing was measured.
         unit: of the values, or "" where it is not known.
     """
 
@@ -153,10 +156,10 @@ class ShownList:
     """Values at positions.
 
     Attributes:
-        items: (position, what is there) in order.
+        items: (position, the item's data bytes, how its field shows them) in order.
     """
 
-    items: Sequence[tuple[int, Any]]
+    items: Sequence[tuple[int, StoredBytes, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +169,7 @@ class ShownClip:
     Attributes:
         video: the file with the video, and with the audio unless `audio` is given; None where frames are JPEGs, or
             without video.
-        frames: a JPEG file of each frame; empty where there is a video file.
+        frames: (seconds, JPEG file) of frames, not all of a long clip's; empty where there is a video file.
         audio: a file or samples of their own; None where the video has it, or without audio.
         frame_rate: frames per second; 0 without video.
         num_frames: of the clip.
@@ -178,7 +181,7 @@ class ShownClip:
     """
 
     video: ShownFile | None
-    frames: Sequence[ShownFile]
+    frames: Sequence[tuple[float, ShownFile]]
     audio: ShownFile | ShownSamples | None
     frame_rate: float
     num_frames: int
