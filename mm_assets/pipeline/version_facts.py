@@ -1,4 +1,4 @@
-"""What a dataset version was made with, in a file of the cache beside its manifest: so that two versions can be compared.
+"""What a dataset version was made with, noted in the cache, so that two versions can be compared.
 
 A manifest lists files and does not depend on where or when they were made. Which settings, code and shards they came
 from is known while it is written, and gone when the next run replaces records and tables. Without this file, or where
@@ -139,7 +139,7 @@ def _changes(before: Any, after: Any, name: str) -> Iterator[str]:
 
 
 def _keyed(value: Any) -> Any:
-    """A list of filters, annotators or columns by their names, so that one of them can be added without others moving."""
+    """A list of filters, annotators or columns by their names: where one is added, the others have not moved."""
     if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
         names = [str(one.get("name") or one.get("type") or "") for one in value]
         if len(set(names)) == len(names) and all(names):

@@ -9,7 +9,6 @@ where these are the newer version's: the tables of the older one are gone.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import tempfile
 from collections import Counter
@@ -329,7 +328,7 @@ class VersionDiff:
         old, new = self.old.facts, self.new.facts
         if old is None or new is None:
             missing = [version.digest[:12] for version in (self.old, self.new) if version.facts is None]
-            yield f"what {' and '.join(missing)} was made with is not known: an earlier release or another folder made it"
+            yield f"what {' and '.join(missing)} was made with is not known: it is of an earlier release or another folder"
         else:
             for stage, said in old.changed_stages(new):
                 before, after = old.settings.get(stage.name, {}), new.settings.get(stage.name, {})
@@ -408,15 +407,10 @@ class VersionDiff:
 
     def _has_tables(self, key: str) -> bool:
         """Whether the partition's present tables are those of the new version."""
-        listed = {file.sha256 for file in (self._new[key],)}
         records = self._dataset.records(key)
-        made = {
-            file.sha256
-            for stage in PACKED_STAGES.values()
-            if stage in records
-            for file in records[stage].files.values()
-        }
-        return FILTERED_ROWS in records and bool(listed & made)
+        packed = [records[stage] for stage in PACKED_STAGES.values() if stage in records]
+        made = {file.sha256 for record in packed for file in record.files.values()}
+        return FILTERED_ROWS in records and self._new[key].sha256 in made
 
     def _join_tables(self, connection: Any, key: str | None) -> None:
         import duckdb
@@ -561,7 +555,7 @@ def _opened(dataset: DatasetStore, file: PackedFile) -> Any:
 
 
 def _fingerprints(reader: Any, names: Sequence[str]) -> Iterator[pa.Table]:
-    """Id, checksum and size of each payload of all samples of a packed file, few samples at a time; null where absent."""
+    """Id, checksum and size (null where absent) of each payload of a packed file, few samples at a time."""
     columns: list[tuple[Any, Any, Any] | None] = [
         (reader.presence(name), reader.checksums(name), reader.sizes(name)) if name in reader.names else None
         for name in names

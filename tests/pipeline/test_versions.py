@@ -69,7 +69,7 @@ def filtered(tmp_path_factory: pytest.TempPathFactory) -> Changed:
 
 
 def test_a_filter_that_drops_a_sample_is_named(filtered: Changed) -> None:
-    """The removed sample has the filter, its reason and the measured value, and the setting is named with both values."""
+    """The removed sample has the filter, its reason and the measure, and the setting is named with both values."""
     found = diff(
         filtered.dataset, find_version(filtered.dataset, filtered.old), find_version(filtered.dataset, "newest")
     )
@@ -160,7 +160,7 @@ def test_a_row_that_a_filter_drops_changes_its_sample(tmp_path: Path) -> None:
     """A filter of rows leaves the sample, which lost its image: changed, with the filter and the modality."""
     make_shard(tmp_path / "in" / "a.tar", pairs({"narrow": 10, "wide": 40}))
     spec = declare(tmp_path / "root", tmp_path / "in", filters=[{"type": "image_size", "min_width": 5}])
-    dataset, _ = run_chain(spec)
+    run_chain(spec)
     stricter = DatasetStore(spec.replace(filters=({"type": "image_size", "min_width": 20},)))
     again(stricter)
     (sample,) = changes(stricter)["a"]
@@ -215,7 +215,7 @@ def test_of_cleaned_files_only_counts_are_known(tmp_path: Path) -> None:
     """Where the old packed file is gone, the numbers of samples remain and the note says so."""
     make_shard(tmp_path / "in" / "a.tar", pairs({"a1": 10, "a2": 30}))
     spec = declare(tmp_path / "root", tmp_path / "in", filters=[{**WIDE, "min_width": 5}])
-    dataset, _ = run_chain(spec)
+    run_chain(spec)
     stricter = DatasetStore(spec.replace(filters=({**WIDE, "min_width": 20},)))
     again(stricter)
     old = find_version(stricter, "previous")

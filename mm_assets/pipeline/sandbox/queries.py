@@ -1,5 +1,7 @@
-"""Queries in processes of their own: one call of a SQL function may build gigabytes or run for hours, whatever DuckDB's
-own limits are, so that only the end of its process stops it.
+"""Queries in processes of their own.
+
+One call of a SQL function may build gigabytes or run for hours, whatever DuckDB's own limits are: only the end of its
+process stops it.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def _offset(sql: str, line: int, shown: str, column: int) -> int | None:
     if extract.startswith("..."):
         extract, column = extract[3:], column - 3
     at = lines[line - 1].find(extract.removesuffix("..."))
-    return start + max(at, 0) + column if 0 <= column else None
+    return start + max(at, 0) + column if column >= 0 else None
 
 
 def main() -> None:
@@ -265,6 +265,7 @@ def main() -> None:
     Without a query the answer is the columns of each relation.
     """
     request = json.load(sys.stdin)
+    answer: dict[str, Any]
     try:
         connection = _connect(request)
         _limit(request["memory"] + request["headroom"], request["seconds"])

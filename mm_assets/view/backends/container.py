@@ -239,7 +239,9 @@ class ContainerBackend(Backend):
     def items(self, index: int) -> tuple[Item, ...]:
         """Every member of a sample."""
         self.check(index)
-        return linked([self._item(member, _label(member, self._key_of(index))) for member in self._members.members(index)])
+        return linked(
+            [self._item(member, _label(member, self._key_of(index))) for member in self._members.members(index)]
+        )
 
     def _item(self, member: MemberPlace, name: str) -> Item:
         try:
