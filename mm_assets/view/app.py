@@ -222,11 +222,10 @@ async def _samples(request: Request) -> Response:
     viewer, part = _viewer(request), request.query_params.get("part", "")
     offset = number(request, "offset", 0, _MOST)
     limit = number(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
-    order = request.query_params.get("order", "")
 
     def work() -> dict[str, Any]:
         backend = viewer.chosen(request)
-        page = backend.page(offset, limit, order)
+        page = backend.page(offset, limit)
         for entry in page.entries:
             if entry.picture:  # they are asked for next
                 viewer.thumbnails.get(entry.picture, partial(_picture_item, backend, entry.index))

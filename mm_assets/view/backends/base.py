@@ -137,7 +137,7 @@ class Backend(ABC):
         """Whether all samples are known."""
         return True
 
-    def reach(self, count: int, seconds: float) -> None:
+    def reach(self, count: int, seconds: float) -> None:  # noqa: B027  # a default: most know all from the start
         """Reads on until so many samples are known, the source ends, or the time is over."""
 
     def partitions(self) -> Sequence[Mapping[str, Any]]:
@@ -148,7 +148,7 @@ class Backend(ABC):
         """One partition; `NoSampleError` if there is none of that key."""
         raise NoSampleError(f"{self.title} has no partition {key!r}")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # a default: not every source holds files
         """Releases the files."""
 
     # What follows.
