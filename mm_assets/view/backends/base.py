@@ -34,14 +34,14 @@ class Picture:
 
     Attributes:
         identity: changes whenever the content may have changed; "" where the sample has no picture.
-        item: makes the item; None where its content is not available.
+        items: make the items that may have a picture, the best one first; the first that has one is taken.
     """
 
     identity: str
-    item: Callable[[], Item | None]
+    items: tuple[Callable[[], Item], ...] = ()
 
 
-NO_PICTURE = Picture(identity="", item=lambda: None)
+NO_PICTURE = Picture(identity="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from mm_assets.sources.samples import modality_of, shard_labels
 from mm_assets.storage.files import SourceFile
 from mm_assets.summaries import counted
 from mm_assets.view.backends.base import NO_PICTURE, Backend, Entry, NoSampleError, Picture, fingerprint, shortened
-from mm_assets.view.backends.cards import text_of
+from mm_assets.view.backends.cards import MAX_CANDIDATES, text_of
 from mm_assets.view.backends.member_list import MemberList, MemberPlace
 from mm_assets.view.backends.scratch import Scratch
 
@@ -188,14 +188,13 @@ class ContainerBackend(Backend):
         for index in indices:
             self.check(index)
             members = self._members.members(index)
-            pictured = _best(members, _PICTURED)
             found.append(
                 Entry(
                     index=index,
                     id=self.ids(index, index + 1)[0],
                     text=self._first_text(members),
                     names=tuple(_label(member, self._key_of(index)) for member in members),
-                    picture="" if pictured is None else self._identity(pictured),
+                    picture=self._picture_of(members).identity,
                 )
             )
         return found
@@ -218,10 +217,14 @@ class ContainerBackend(Backend):
     def picture(self, index: int) -> Picture:
         """The first image, clip, array or sound."""
         self.check(index)
-        member = _best(self._members.members(index), _PICTURED)
-        if member is None:
+        return self._picture_of(self._members.members(index))
+
+    def _picture_of(self, members: Sequence[MemberPlace]) -> Picture:
+        chosen = [one for modality in _PICTURED for one in members if _modality(one.name) == modality][:MAX_CANDIDATES]
+        if not chosen:
             return NO_PICTURE
-        return Picture(identity=self._identity(member), item=partial(self._item, member, member.name))
+        items = tuple(partial(self._item, member, member.name) for member in chosen)
+        return Picture(identity=fingerprint(*map(self._identity, chosen)), items=items)
 
     def identity(self, index: int) -> str:
         """Follows from the shard as it was opened and where the members are."""
@@ -313,12 +316,3 @@ def _modality(name: str) -> str:
 
 def _is_json(name: str) -> bool:
     return content_name(name).lower().endswith(".json")
-
-
-def _best(members: Sequence[MemberPlace], modalities: Sequence[str]) -> MemberPlace | None:
-    """The first member of the first modality that there is one of."""
-    for modality in modalities:
-        for member in members:
-            if _modality(member.name) == modality:
-                return member
-    return None

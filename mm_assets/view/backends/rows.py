@@ -126,7 +126,8 @@ class RowsBackend(Backend):
         place = _pictured(rows)
         if place is None:
             return NO_PICTURE
-        return Picture(identity=self._identity(index, place), item=partial(self._media_item, rows[place], "picture"))
+        item = partial(self._media_item, rows[place], "picture")
+        return Picture(identity=self._identity(index, place), items=(item,))
 
     def identity(self, index: int) -> str:
         """Follows from the file as it was opened."""
@@ -143,7 +144,9 @@ class RowsBackend(Backend):
         items: list[Item] = []
         rows = self._rows(index)
         for place, row in enumerate(rows):
-            prefix = "" if len(rows) == 1 else f"{row.get('position', place)} "
+            prefix = (
+                "" if len(rows) == 1 or row.get("position") == METADATA_POSITION else f"{row.get('position', place)} "
+            )
             items += self._row_items(row, prefix)
         return linked(_distinct(items))
 
