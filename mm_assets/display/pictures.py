@@ -43,7 +43,6 @@ NATIVE = {
     "webp": "image/webp",
     "avif": "image/avif",
     "bmp": "image/bmp",
-    "ico": "image/x-icon",
 }
 """Codecs that browsers decode, and the type that each is served with."""
 

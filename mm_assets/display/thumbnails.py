@@ -9,7 +9,7 @@ from mm_assets.errors import MediaError, MissingExtraError
 __all__ = ["thumbnail"]
 
 MAX_SIZE = 1024
-_PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp", "image/avif", "image/bmp", "image/x-icon")
+_PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp", "image/avif", "image/bmp")
 
 
 def thumbnail(item: Item, size: int = 256) -> bytes | None:

@@ -34,6 +34,7 @@ __all__ = ["Viewer", "build_app"]
 T = TypeVar("T")
 
 MAX_LIMIT = 200  # samples of one page
+MAX_PARTITIONS = 1000  # of one page
 DEFAULT_LIMIT = 50
 MAX_TEXT = 1024  # characters of what is searched for
 READERS = 4  # threads that read
@@ -205,6 +206,7 @@ async def _about(request: Request) -> Response:
     def work() -> dict[str, Any]:
         backend = viewer.chosen(request)
         names = static_files()
+        backend.reach(1, 1.0)  # of a small source the number of samples is known then
         return {
             "title": viewer.backend.title,
             "kind": backend.kind,
@@ -222,21 +224,16 @@ async def _samples(request: Request) -> Response:
     viewer, part = _viewer(request), request.query_params.get("part", "")
     offset = number(request, "offset", 0, _MOST)
     limit = number(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
-    order = request.query_params.get("order", "")
 
     def work() -> dict[str, Any]:
         backend = viewer.chosen(request)
-        page = backend.page(offset, limit, order)
+        page = backend.page(offset, limit)
         for entry in page.entries:
             if entry.picture:  # they are asked for next
-                viewer.thumbnails.get(entry.picture, partial(_picture_item, backend, entry.index))
+                viewer.thumbnails.get(entry.picture, partial(backend.picture, entry.index))
         return {**viewer.page_json(page, part), "offset": offset, "limit": limit}
 
     return JSONResponse(await viewer.run(work))
-
-
-def _picture_item(backend: Backend, index: int) -> Item | None:
-    return backend.picture(index).item()
 
 
 async def _find(request: Request) -> Response:
@@ -291,7 +288,10 @@ def _item_json(item: Item, base: str, suffix: str) -> dict[str, Any]:
 
 async def _partitions(request: Request) -> Response:
     viewer = _viewer(request)
-    return JSONResponse({"partitions": list(await viewer.run(viewer.backend.partitions))})
+    offset = number(request, "offset", 0, _MOST)
+    limit = number(request, "limit", MAX_LIMIT, MAX_PARTITIONS)
+    found = await viewer.run(viewer.backend.partitions)
+    return JSONResponse({"partitions": list(found[offset : offset + limit]), "total": len(found), "offset": offset})
 
 
 async def _thumbnail(request: Request) -> Response:
@@ -308,7 +308,7 @@ async def _thumbnail(request: Request) -> Response:
     }
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
-    made = await asyncio.wrap_future(viewer.thumbnails.get(picture.identity, picture.item))
+    made = await asyncio.wrap_future(viewer.thumbnails.get(picture.identity, lambda: picture))
     if made is None:  # not an error: the card shows its text instead
         return Response(status_code=204, headers=headers)
     return Response(made, headers=headers, media_type="image/jpeg")

@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from mm_assets.display import Item, thumbnail
+from mm_assets.display import thumbnail
+from mm_assets.view.backends.base import Picture
 
 __all__ = ["Thumbnails"]
 
@@ -31,12 +32,12 @@ class Thumbnails:
         self._running: dict[str, Future[bytes | None]] = {}
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="thumbnails")
 
-    def get(self, identity: str, item: Callable[[], Item | None]) -> Future[bytes | None]:
+    def get(self, identity: str, picture: Callable[[], Picture]) -> Future[bytes | None]:
         """The JPEG of a picture, or None where it has none; made once for all that ask at the same time.
 
         Args:
             identity: of the content.
-            item: makes the item; called by a thread of the pool.
+            picture: gives what the picture is made of; called by a thread of the pool.
         """
         with self._lock:
             if identity in self._cached:
@@ -46,13 +47,12 @@ class Thumbnails:
                 return done
             running = self._running.get(identity)
             if running is None:
-                running = self._running[identity] = self._pool.submit(self._make, identity, item)
+                running = self._running[identity] = self._pool.submit(self._make, identity, picture)
             return running
 
-    def _make(self, identity: str, item: Callable[[], Item | None]) -> bytes | None:
+    def _make(self, identity: str, picture: Callable[[], Picture]) -> bytes | None:
         try:
-            found = item()
-            made = None if found is None else thumbnail(found)
+            made = next(filter(None, (thumbnail(item()) for item in picture().items)), None)
         except BaseException:
             with self._lock:
                 self._running.pop(identity, None)

@@ -34,14 +34,14 @@ class Picture:
 
     Attributes:
         identity: changes whenever the content may have changed; "" where the sample has no picture.
-        item: makes the item; None where its content is not available.
+        items: make the items that may have a picture, the best one first; the first that has one is taken.
     """
 
     identity: str
-    item: Callable[[], Item | None]
+    items: tuple[Callable[[], Item], ...] = ()
 
 
-NO_PICTURE = Picture(identity="", item=lambda: None)
+NO_PICTURE = Picture(identity="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Backend(ABC):
         """Whether all samples are known."""
         return True
 
-    def reach(self, count: int, seconds: float) -> None:
+    def reach(self, count: int, seconds: float) -> None:  # noqa: B027  # a default: most know all from the start
         """Reads on until so many samples are known, the source ends, or the time is over."""
 
     def partitions(self) -> Sequence[Mapping[str, Any]]:
@@ -148,7 +148,7 @@ class Backend(ABC):
         """One partition; `NoSampleError` if there is none of that key."""
         raise NoSampleError(f"{self.title} has no partition {key!r}")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # a default: not every source holds files
         """Releases the files."""
 
     # What follows.

@@ -6,10 +6,13 @@ from typing import Any
 
 from mm_assets.display import Item
 
-__all__ = ["PICTURED", "TEXTUAL", "text_of"]
+__all__ = ["MAX_CANDIDATES", "PICTURED", "TEXTUAL", "text_of"]
 
-PICTURED = ("image", "images", "page", "document", "video", "depth", "audio")
-"""Kinds of items that have a picture, the best one first."""
+PICTURED = ("image", "images", "page", "video", "depth", "document", "array", "series", "audio")
+"""Kinds of items that may have a picture, the best one first."""
+
+MAX_CANDIDATES = 4
+"""How many items of a sample are tried for a picture: one may turn out to have none."""
 
 TEXTUAL = ("text", "document", "page", "tokens")
 """Kinds of items that have a text, the best one first."""

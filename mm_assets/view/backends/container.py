@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from mm_assets.display import Content, Item, content_item, linked
-from mm_assets.errors import MmAssetsError, ShardError, SourceError
+from mm_assets.errors import MmAssetsError, SourceError
+from mm_assets.media.content_types import content_type_of_name
 from mm_assets.sources.base import Source, open_container
 from mm_assets.sources.compressed import content_name, decompress, is_compressed
 from mm_assets.sources.member import Member, ShardDamage, split_member_name
@@ -22,7 +23,7 @@ from mm_assets.sources.samples import modality_of, shard_labels
 from mm_assets.storage.files import SourceFile
 from mm_assets.summaries import counted
 from mm_assets.view.backends.base import NO_PICTURE, Backend, Entry, NoSampleError, Picture, fingerprint, shortened
-from mm_assets.view.backends.cards import text_of
+from mm_assets.view.backends.cards import MAX_CANDIDATES, text_of
 from mm_assets.view.backends.member_list import MemberList, MemberPlace
 from mm_assets.view.backends.scratch import Scratch
 
@@ -47,7 +48,7 @@ class ContainerBackend(Backend):
     def __init__(self, files: Sequence[SourceFile], title: str) -> None:
         super().__init__(title, "shard" if len(files) == 1 else counted(len(files), "shard"))
         self._files = tuple(files)
-        self._sources: list[Source] = []
+        self._sources: dict[int, Source] = {}  # by the number of the file, those that were opened
         self._labels = shard_labels([file.url for file in files])
         self._members = MemberList()
         self._scratch: Scratch | None = None
@@ -67,14 +68,9 @@ class ContainerBackend(Backend):
             self._members.begin(number)
             damage: list[ShardDamage] = []
             try:
-                source = open_container(file)
-                self._sources.append(source)
+                source = self._sources[number] = open_container(file)
                 yield from self._of_ranges(source, damage) if source.seekable else self._of_stream(source, damage)
             except MmAssetsError as error:  # the shards after it may be whole
-                while len(self._sources) <= number:
-                    self._sources.append(_Nothing(file))
-                if number == 0 and not len(self._members) and isinstance(error, ShardError) and len(self._files) == 1:
-                    raise
                 self._note_damage(str(error))
             for one in damage:
                 where = f"{file.url}, at byte {one.byte_offset:,}"
@@ -138,7 +134,7 @@ class ContainerBackend(Backend):
             self._reader.start()
 
     def _is_cheap(self) -> bool:
-        return bool(self._sources) and self._sources[0].seekable
+        return 0 in self._sources and self._sources[0].seekable
 
     def _read_on(self) -> None:
         while not self._complete and not self._closed:
@@ -192,14 +188,13 @@ class ContainerBackend(Backend):
         for index in indices:
             self.check(index)
             members = self._members.members(index)
-            pictured = _best(members, _PICTURED)
             found.append(
                 Entry(
                     index=index,
                     id=self.ids(index, index + 1)[0],
                     text=self._first_text(members),
                     names=tuple(_label(member, self._key_of(index)) for member in members),
-                    picture="" if pictured is None else self._identity(pictured),
+                    picture=self._picture_of(members).identity,
                 )
             )
         return found
@@ -222,10 +217,14 @@ class ContainerBackend(Backend):
     def picture(self, index: int) -> Picture:
         """The first image, clip, array or sound."""
         self.check(index)
-        member = _best(self._members.members(index), _PICTURED)
-        if member is None:
+        return self._picture_of(self._members.members(index))
+
+    def _picture_of(self, members: Sequence[MemberPlace]) -> Picture:
+        chosen = [one for modality in _PICTURED for one in members if _modality(one.name) == modality][:MAX_CANDIDATES]
+        if not chosen:
             return NO_PICTURE
-        return Picture(identity=self._identity(member), item=partial(self._item, member, member.name))
+        items = tuple(partial(self._item, member, member.name) for member in chosen)
+        return Picture(identity=fingerprint(*map(self._identity, chosen)), items=items)
 
     def identity(self, index: int) -> str:
         """Follows from the shard as it was opened and where the members are."""
@@ -245,35 +244,31 @@ class ContainerBackend(Backend):
 
     def _item(self, member: MemberPlace, name: str) -> Item:
         try:
-            return content_item(name, self._content(member))
+            return content_item(name, self._content(member), content_type_of_name(content_name(member.name)))
         except SourceError as error:
             return Item(name=name, kind="unreadable", note=str(error))
 
     def _content(self, member: MemberPlace) -> Content:
         """The content of a member, in parts where it is stored as one range."""
-        file = self._files[member.file]
-        if not is_compressed(member.name):
-            if member.offset is not None and not self._is_stream(member):
-                return Content(member.size, lambda offset, size: file.read(member.offset + offset, size))
-            if member.offset is not None and self._scratch is not None:
-                scratch = self._scratch
-                return Content(member.size, lambda offset, size: scratch.read(member.offset + offset, size))
+        file, start = self._files[member.file], member.offset
+        if start is not None and not is_compressed(member.name):
+            read = self._reader_of(member)
+            return Content(member.size, lambda offset, size: read(start + offset, size))
         if member.size > MAX_WHOLE:
             limit = f"{MAX_WHOLE >> 20} MiB"
             detail = f"holds {member.size:,} bytes, and what is not one range of a plain tar is shown up to {limit}"
             raise SourceError(file.url, detail, member=member.name)
-        stored = self._whole(member)
-        content = decompress(stored, member.name, MAX_WHOLE) if is_compressed(member.name) else stored
-        return Content.of(content)
+        stored = self._by_pass(member) if start is None else self._reader_of(member)(start, member.size)
+        return Content.of(decompress(stored, member.name, MAX_WHOLE) if is_compressed(member.name) else stored)
 
-    def _is_stream(self, member: MemberPlace) -> bool:
-        return not self._sources[member.file].seekable
+    def _reader_of(self, member: MemberPlace) -> Callable[[int, int], bytes]:
+        """Reads ranges of what the offset of a member counts in."""
+        if self._sources[member.file].seekable or self._scratch is None:
+            return self._files[member.file].read
+        return self._scratch.read
 
-    def _whole(self, member: MemberPlace) -> bytes:
-        if member.offset is not None:
-            read = self._scratch.read if self._is_stream(member) and self._scratch is not None else None
-            return (read or self._files[member.file].read)(member.offset, member.size)
-        # Sparse, or a link within a compressed shard: by a pass over the headers before it.
+    def _by_pass(self, member: MemberPlace) -> bytes:
+        """The content of a sparse member, or of a link within a compressed shard."""
         for _, content in self._sources[member.file].payloads(
             wanted=lambda one: one.ordinal == member.ordinal, max_bytes=MAX_WHOLE, on_damaged_shard="salvage"
         ):
@@ -306,15 +301,6 @@ class ContainerBackend(Backend):
             self._scratch.close()
 
 
-class _Nothing:
-    """Stands for a shard that could not be opened, and has no members."""
-
-    seekable = True
-
-    def __init__(self, file: SourceFile) -> None:
-        self.file = file
-
-
 def _label(member: MemberPlace, key: str) -> str:
     """What a member is called within its sample: the part of its name after the key, else its name."""
     name = member.name
@@ -330,12 +316,3 @@ def _modality(name: str) -> str:
 
 def _is_json(name: str) -> bool:
     return content_name(name).lower().endswith(".json")
-
-
-def _best(members: Sequence[MemberPlace], modalities: Sequence[str]) -> MemberPlace | None:
-    """The first member of the first modality that there is one of."""
-    for modality in modalities:
-        for member in members:
-            if _modality(member.name) == modality:
-                return member
-    return None

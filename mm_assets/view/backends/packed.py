@@ -15,7 +15,7 @@ from mm_assets.fields import Field
 from mm_assets.formats.stored import StoredPayload
 from mm_assets.summaries import counted
 from mm_assets.view.backends.base import NO_PICTURE, Backend, Entry, NoSampleError, Picture, fingerprint, shortened
-from mm_assets.view.backends.cards import PICTURED, TEXTUAL, text_of
+from mm_assets.view.backends.cards import MAX_CANDIDATES, PICTURED, TEXTUAL, text_of
 
 __all__ = ["PackedBackend"]
 
@@ -94,16 +94,9 @@ class PackedBackend(Backend):
         for row, index in enumerate(indices):
             present = {name: found[row] for name, found in stored.items()}
             names = tuple(name for name, payload in present.items() if payload is not None)
-            picture = self._pictured(present)
-            entries.append(
-                Entry(
-                    index=index,
-                    id=ids[index],
-                    text=self._first_text(present),
-                    names=names,
-                    picture=_identity(present[picture]) if picture is not None else "",
-                )
-            )
+            picture = self._picture_of(present).identity
+            text = self._first_text(present)
+            entries.append(Entry(index=index, id=ids[index], text=text, names=names, picture=picture))
         return entries
 
     def _kind(self, name: str, payload: StoredPayload) -> str:
@@ -117,14 +110,15 @@ class PackedBackend(Backend):
                     self._kinds[name] = kind
         return kind
 
-    def _pictured(self, payloads: Mapping[str, StoredPayload | None]) -> str | None:
-        """The modality that a sample's picture is made of."""
-        kinds = {name: self._kind(name, payload) for name, payload in payloads.items() if payload is not None}
-        for kind in PICTURED:
-            for name, found in kinds.items():
-                if found == kind:
-                    return name
-        return None
+    def _picture_of(self, payloads: Mapping[str, StoredPayload | None]) -> Picture:
+        """What the thumbnail of a sample is made of."""
+        present = {name: payload for name, payload in payloads.items() if payload is not None}
+        kinds = {name: self._kind(name, payload) for name, payload in present.items()}
+        names = [name for kind in PICTURED for name, found in kinds.items() if found == kind][:MAX_CANDIDATES]
+        if not names:
+            return NO_PICTURE
+        items = tuple(partial(_show, name, self._fields[name], present[name]) for name in names)
+        return Picture(identity=fingerprint(*(_identity(present[name]) for name in names)), items=items)
 
     def _first_text(self, payloads: Mapping[str, StoredPayload | None]) -> str:
         for kind in TEXTUAL:
@@ -138,12 +132,7 @@ class PackedBackend(Backend):
 
     def picture(self, index: int) -> Picture:
         """The first image, page, clip, depth map or sound."""
-        stored = self._stored(index)
-        name = self._pictured(stored)
-        payload = None if name is None else stored[name]
-        if name is None or payload is None:
-            return NO_PICTURE
-        return Picture(identity=_identity(payload), item=partial(_show, name, self._fields[name], payload))
+        return self._picture_of(self._stored(index))
 
     # --- samples ------------------------------------------------------------------------------------------------------
 

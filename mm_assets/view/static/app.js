@@ -4,7 +4,9 @@
 // `n` a sample, `page` one of the exploring pages. Texts only ever become text nodes.
 
 const LIMIT = 50;
+const PARTITIONS = 200;
 const CACHED = 60;
+const WIDE = new Set(["video", "document", "page", "images", "midi"]); // kinds that use two columns where there are two
 
 // --- small tools --------------------------------------------------------------------------------------------------
 
@@ -173,10 +175,11 @@ function find(text) {
 }
 
 function showFrame(now) {
-  const kind = [about.kind, about.count === null ? null : `${count(about.count)} samples`, now.part ? `partition ${now.part}` : null];
-  document.getElementById("title").textContent = about.title;
+  const [, folder, name] = /^(.*\/)?([^/]*)\/?$/.exec(about.title) ?? [null, "", about.title];
+  const facts = [about.kind, about.count === null ? null : `${count(about.count)} ${about.count === 1 ? "sample" : "samples"}`, folder || null];
+  document.getElementById("title").textContent = name || about.title;
   document.getElementById("title").title = about.title;
-  document.getElementById("subtitle").textContent = kind.filter(Boolean).join(" · ");
+  document.getElementById("subtitle").textContent = facts.filter(Boolean).join(" · ");
   const explore = Object.entries(exploreModule?.pages ?? {}).map(([name, page]) => [name, page.title]);
   const links = [["", "Samples"], ...(about.has_partitions && !explore.some(([name]) => name === "partitions") ? [["partitions", "Partitions"]] : []), ...explore];
   const current = now.page ?? "";
@@ -225,11 +228,19 @@ function pageLink(title, target, rel) {
   return h("a", { class: "button", rel, ...(target ? { href: target } : { "aria-disabled": "true" }) }, title);
 }
 
+/** Which stage of a partition is shown, where there are several. */
+function stageChoice(now) {
+  if (!(about.stages?.length > 1)) return null;
+  return h("select", { "aria-label": "Stage", onchange: (event) => go({ part: `${about.partition}/${event.target.value}` }) },
+    ...about.stages.map((stage) => h("option", { value: stage, selected: stage === about.stage }, stage)));
+}
+
 async function showGrid(root, now, signal) {
   const offset = Number(now.offset ?? 0) || 0;
   const found = now.q
     ? await cached("/api/find", { q: now.q, start: now.start ?? 0, limit: LIMIT, ...(now.part ? { part: now.part } : {}) }, signal)
-    : await cached("/api/samples", { offset, limit: LIMIT, ...(now.part ? { part: now.part } : {}), ...(now.order ? { order: now.order } : {}) }, signal);
+    : await cached("/api/samples", { offset, limit: LIMIT, ...(now.part ? { part: now.part } : {}) }, signal);
+  if (typeof found.total === "number" && about.count === null) about.count = found.total;
   const last = found.entries.length ? found.entries[found.entries.length - 1].index + 1 : offset;
   let shown;
   if (now.q) {
@@ -243,10 +254,7 @@ async function showGrid(root, now, signal) {
       next: found.next === null ? null : link({ ...now, offset: found.next }),
     };
   }
-  const orders = about.orders ?? [];
-  const order = orders.length && !now.q ? h("select", { "aria-label": "Order", onchange: (event) => go({ ...now, offset: 0, order: event.target.value }) },
-    h("option", { value: "" }, "as stored"), ...orders.map((name) => h("option", { value: name, selected: name === now.order }, name))) : null;
-  const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), order,
+  const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), stageChoice(now),
     pageLink("← Before", paging.previous === "back" ? null : paging.previous, "prev"), pageLink("After →", paging.next, "next"));
   root.replaceChildren(bar, ...(found.note ? [h("p", { class: "note" }, found.note)] : []),
     h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry) => card(entry, now.part))));
@@ -284,11 +292,11 @@ async function showSample(root, now, signal) {
   const sections = found.items.map((item, place) => {
     const holder = h("div", { class: "body" });
     elements.set(item.name, holder);
-    return h("section", { class: `item ${item.kind}`, "aria-labelledby": `item-${place}`, "data-kind": item.kind, "data-name": item.name },
+    return h("section", { class: `item ${item.kind}${WIDE.has(item.kind) ? " wide" : ""}`, "aria-labelledby": `item-${place}`, "data-kind": item.kind, "data-name": item.name },
       h("header", {}, h("h2", { id: `item-${place}` }, item.name), h("span", { class: "kind" }, item.kind)),
       facts(item), item.note ? h("p", { class: `note${item.kind === "unreadable" ? " bad" : ""}` }, item.note) : null, holder);
   });
-  const back = link({ part: now.part, offset: Math.floor(index / LIMIT) * LIMIT, order: now.order });
+  const back = link({ part: now.part, offset: Math.floor(index / LIMIT) * LIMIT });
   const isLast = found.count !== null && index + 1 >= found.count;
   paging = {
     previous: index > 0 ? link({ ...now, n: index - 1 }) : null,
@@ -299,7 +307,7 @@ async function showSample(root, now, signal) {
   root.replaceChildren(
     h("div", { class: "bar" }, h("a", { class: "button", href: back }, "↑ Samples"),
       h("h2", { class: "grow" }, found.id),
-      h("span", { class: "muted" }, found.count === null ? count(index) : `${count(index)} of ${count(found.count)}`),
+      h("span", { class: "muted" }, `#${count(index)}`),
       pageLink("← Before", paging.previous, "prev"), pageLink("After →", paging.next, "next")),
     h("div", { class: "sample" }, ...sections), origin);
   found.items.forEach((item) => elements.get(item.name).append(body(item, context)));
@@ -308,13 +316,23 @@ async function showSample(root, now, signal) {
   said(`sample ${found.id}`);
 }
 
-async function showPartitions(root) {
-  const { partitions } = await api.get("/api/partitions");
-  const names = [...new Set(partitions.flatMap((one) => Object.keys(one)))].filter((name) => name !== "key");
-  root.replaceChildren(h("div", { class: "scroll" }, h("table", {},
-    h("thead", {}, h("tr", {}, h("th", {}, "partition"), ...names.map((name) => h("th", {}, name)))),
-    h("tbody", {}, ...partitions.map((one) => h("tr", {}, h("td", {}, h("a", { href: link({ part: one.key }) }, one.key)),
-      ...names.map((name) => h("td", {}, String(one[name] ?? "")))))))));
+async function showPartitions(root, now, signal) {
+  const offset = Number(now.offset ?? 0) || 0;
+  const found = await api.get("/api/partitions", { offset, limit: PARTITIONS }, { signal });
+  const names = [...new Set(found.partitions.flatMap((one) => Object.keys(one)))].filter((name) => name !== "key");
+  const cell = (value) => (typeof value === "number" ? h("td", { class: "number" }, count(value)) : h("td", {}, String(value ?? "")));
+  paging = {
+    previous: offset > 0 ? link({ ...now, offset: Math.max(offset - PARTITIONS, 0) }) : null,
+    next: offset + PARTITIONS < found.total ? link({ ...now, offset: offset + PARTITIONS }) : null,
+  };
+  const shown = `${count(found.total)} ${found.total === 1 ? "partition" : "partitions"}`;
+  root.replaceChildren(
+    h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), pageLink("← Before", paging.previous, "prev"), pageLink("After →", paging.next, "next")),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Partitions" }, h("table", {},
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "partition"), ...names.map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", {}, ...found.partitions.map((one) => h("tr", {},
+        h("td", {}, h("a", { href: link({ part: one.key }) }, one.key)), ...names.map((name) => cell(one[name]))))))));
+  said(shown);
 }
 
 let running = new AbortController();
@@ -338,10 +356,12 @@ async function render() {
     else if (now.page && exploreModule?.pages?.[now.page]) {
       root.replaceChildren(staged); // it may show parts of itself while it waits for others
       await exploreModule.pages[now.page].render(staged, api, now);
-    } else if (now.page === "partitions") await showPartitions(staged);
+    } else if (now.page === "partitions") await showPartitions(staged, now, mine.signal);
+    else if (about.has_manifest === false && !now.part) await showPartitions(staged, now, mine.signal);
     else await showGrid(staged, now, mine.signal);
     if (mine.signal.aborted) return;
     if (staged.parentNode !== root) root.replaceChildren(staged);
+    showFrame(now);
   } catch (error) {
     if (mine.signal.aborted) return;
     if (!(error instanceof Refused)) console.warn(error);
