@@ -7,7 +7,7 @@ its filter's limit. A page reads the tables of as many partitions as it needs; n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -210,7 +210,7 @@ def _rows(
 
 def _drop(key: str, row: Sequence[Any], record: StageRecord) -> Drop:
     _, sample_id, position, modality, judge, reason, value, detail, content_type, shard, member, offset, size = row
-    threshold = next(
+    threshold: Mapping[str, Any] = next(
         (t for t in record.limits.get("thresholds", ()) if (t["filter"], t["reason"]) == (judge, reason)), {}
     )
     return Drop(

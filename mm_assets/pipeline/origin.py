@@ -218,7 +218,7 @@ def _rows(
 
 
 def row_content(dataset: DatasetStore, partition: str, sample_id: str, position: int, modality: str) -> Found | None:
-    """The content of a row, out of its shard or, where that is gone or another, out of the table; None without such a row.
+    """The content of a row, out of its shard or, where that is gone or another, the table; None without such a row.
 
     Raises:
         SourceError: it cannot be read.
@@ -266,15 +266,21 @@ def member_content(
     path, name, offset, size = found
     ref = build_source_ref(path=path, member=name, byte_offset=offset, byte_size=size if offset is not None else None)
     origin = RowOrigin(
-        **dict.fromkeys(("sample_id", "error", "dropped"), ""),
-        **dict.fromkeys(("content_type", "frame_index", "content_size", "crc32c", "value")),
         partition=partition,
+        sample_id="",
         position=0,
         modality="binary",
+        content_type=None,
         shard=path,
         member=name,
         byte_offset=offset,
         byte_size=size,
+        frame_index=None,
+        content_size=None,
+        crc32c=None,
+        error="",
+        dropped="",
+        value=None,
     )
     return _content(dataset, registered, origin, ref, name)
 

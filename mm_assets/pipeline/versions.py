@@ -328,7 +328,7 @@ class VersionDiff:
         old, new = self.old.facts, self.new.facts
         if old is None or new is None:
             missing = [version.digest[:12] for version in (self.old, self.new) if version.facts is None]
-            yield f"what {' and '.join(missing)} was made with is not known: it is of an earlier release or another folder"
+            yield f"what {' and '.join(missing)} was made with is not known: it is of an earlier release, or a copy"
         else:
             for stage, said in old.changed_stages(new):
                 before, after = old.settings.get(stage.name, {}), new.settings.get(stage.name, {})

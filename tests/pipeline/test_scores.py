@@ -153,7 +153,7 @@ def test_tables_of_an_earlier_release_have_no_limits(tmp_path: Path) -> None:
     dataset, _ = run_chain(spec)
     for key in ("a", "b"):
         records = dataset.records(key)
-        value = {stage: record for stage, record in records.items()}
+        value = dict(records)
         object.__setattr__(value[FILTERED_ROWS], "limits", {})
         dataset.write_records(key, value)
     assert all(not score.limits for score in scores(dataset))
