@@ -8,6 +8,7 @@ opening needs no other argument. An absent value is None. Every error names the 
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -31,6 +32,8 @@ from mm_assets.formats.stored import StoredPayload
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from mm_assets.dataset.notebook import ShownSample
 
 __all__ = ["Batch", "Dataset", "DatasetWriter", "create", "open"]
 
@@ -214,6 +217,32 @@ class Dataset:
     def __repr__(self) -> str:
         stored = "" if self._files.selection is None else f" of {self._files.num_stored}"
         return f"Dataset({self.path!r}, {len(self)}{stored} samples)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the modalities, how many samples have each, and the first samples."""
+        from mm_assets.dataset.notebook import dataset_html
+
+        return dataset_html(self)
+
+    def show(self, i: int, modalities: Sequence[str] | None = None) -> ShownSample:
+        """A sample as people see it: as the last line of a notebook's cell its pictures, players and texts.
+
+        Modalities that cannot be decoded say why, and do not hide the others.
+
+        Args:
+            i: index; negative counts from the end.
+            modalities: names to show; all by default.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+        """
+        from mm_assets.dataset.notebook import ShownSample, items_of
+
+        index = operator.index(i) % len(self) if -len(self) <= operator.index(i) < len(self) else i
+        items = items_of(self._files, self._fields, index, self._fields.choose(modalities))
+        return ShownSample(self.sample_ids[index], index, items)
 
     @property
     def names(self) -> tuple[str, ...]:

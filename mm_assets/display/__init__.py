@@ -8,6 +8,7 @@ describes how it is shown (`Field.shown`), so that your own registered field is 
 from __future__ import annotations
 
 from mm_assets.display.content import content_item
+from mm_assets.display.html import sample_html
 from mm_assets.display.item import Content, Item, Media, absent_item
 from mm_assets.display.links import linked
 from mm_assets.display.thumbnails import thumbnail
@@ -21,6 +22,7 @@ __all__ = [
     "column_item",
     "content_item",
     "linked",
+    "sample_html",
     "thumbnail",
     "value_item",
 ]

@@ -35,10 +35,9 @@ def linked(items: Sequence[Item]) -> tuple[Item, ...]:
 def _over(item: Item, items: Sequence[Item], clock: Item | None, texts: Item | None) -> Item:
     if "over" in item.data:
         return item
-    if clock is not None and item.name != clock.name:
-        is_timed = item.kind in ("series", "midi", "audio", "video") or "segments" in item.data
-        if is_timed or (item.kind == "array" and _steps(item) > 1 and clock.kind == "video"):
-            return _with(item, over=clock.name)
+    is_timed = item.kind in ("series", "midi", "audio", "video") or "segments" in item.data
+    if clock is not None and item.name != clock.name and is_timed:
+        return _with(item, over=clock.name)
     if texts is not None and (item.kind == "images" or (item.kind == "image" and "value" in texts.data)):
         return _with(item, over=texts.name)
     return item
@@ -55,11 +54,6 @@ def _clock(items: Iterable[Item]) -> Item | None:
 
 
 # --- series -----------------------------------------------------------------------------------------------------------
-
-
-def _steps(item: Item) -> int:
-    drawn = item.data.get("plot")
-    return int(drawn["count"]) if isinstance(drawn, Mapping) else 0
 
 
 def _with_times(items: list[Item]) -> list[Item]:

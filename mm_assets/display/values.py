@@ -96,7 +96,11 @@ def _(shown: ShownFile, name: str, payload: Content) -> Item:
 @_show.register
 def _(shown: ShownValue, name: str, payload: Content) -> Item:
     item = _of_value(shown.value, name)
-    return item if "bytes" in item.facts else replace(item, facts={**item.facts, "bytes": human_bytes(payload.size)})
+    return (
+        item
+        if "bytes" in item.facts or not payload.size
+        else replace(item, facts={**item.facts, "bytes": human_bytes(payload.size)})
+    )
 
 
 @_show.register

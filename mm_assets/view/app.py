@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 
 from mm_assets.display import Item, Media
 from mm_assets.errors import MmAssetsError
-from mm_assets.view.backends.base import Backend, Entry, NoSampleError, Page
+from mm_assets.view.backends.base import Backend, Entry, NoSampleError, Page, Picture
 from mm_assets.view.byte_ranges import range_response
 from mm_assets.view.guard import Guard, plain_page
 from mm_assets.view.media_types import served_type
@@ -132,6 +132,7 @@ def build_app(
     own: list[BaseRoute] = [
         Route("/", _index),
         Route("/static/{name}", _static),
+        Route("/favicon.ico", _icon),  # which a browser asks for before it has read the page
         Route("/api/about", _about),
         Route("/api/samples", _samples),
         Route("/api/find", _find),
@@ -192,6 +193,10 @@ async def _static(request: Request) -> Response:
     return _file(request.path_params["name"], request)
 
 
+async def _icon(request: Request) -> Response:
+    return _file("icon.svg", request)
+
+
 def _file(name: str, request: Request) -> Response:
     file = static_files().get(name)
     if file is None:
@@ -230,9 +235,8 @@ async def _samples(request: Request) -> Response:
     def work() -> dict[str, Any]:
         backend = viewer.chosen(request)
         page = backend.page(offset, limit)
-        for entry in page.entries:
-            if entry.picture:  # they are asked for next
-                viewer.thumbnails.get(entry.picture, partial(backend.picture, entry.index))
+        pictures = {one.picture: partial(backend.picture, one.index) for one in page.entries if one.picture}
+        viewer.thumbnails.prefetch(pictures)
         return {**viewer.page_json(page, part), "offset": offset, "limit": limit}
 
     return JSONResponse(await viewer.run(work))
@@ -296,8 +300,13 @@ async def _partitions(request: Request) -> Response:
 
 async def _thumbnail(request: Request) -> Response:
     viewer, index = _viewer(request), request.path_params["index"]
-    backend = await viewer.run(lambda: viewer.chosen(request))
-    picture = await viewer.run(lambda: backend.picture(index))
+
+    def work() -> tuple[Picture, Future[bytes | None] | None]:
+        picture = viewer.chosen(request).picture(index)
+        is_there = picture.identity and request.headers.get("if-none-match") != f'"{picture.identity}"'
+        return picture, viewer.thumbnails.get(picture.identity, lambda: picture) if is_there else None
+
+    picture, making = await viewer.run(work)
     if not picture.identity:
         raise HTTPException(404, "The sample has no picture.")
     # `v` in the URL names the content, so a browser need not ask again for what it has.
@@ -306,9 +315,9 @@ async def _thumbnail(request: Request) -> Response:
         "etag": f'"{picture.identity}"',
         "cache-control": "private, max-age=86400, immutable" if is_named else "no-cache",
     }
-    if request.headers.get("if-none-match") == headers["etag"]:
+    if making is None:
         return Response(status_code=304, headers=headers)
-    made = await asyncio.wrap_future(viewer.thumbnails.get(picture.identity, lambda: picture))
+    made = await asyncio.shield(asyncio.wrap_future(making))  # others may wait for it too
     if made is None:  # not an error: the card shows its text instead
         return Response(status_code=204, headers=headers)
     return Response(made, headers=headers, media_type="image/jpeg")

@@ -1,6 +1,6 @@
 """Who may ask, by which name, how much at a time, and what every answer forbids."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,11 @@ PATHS = (
 
 
 @pytest.fixture
-def stranger(packed: Path) -> TestClient:
+def stranger(packed: Path) -> Iterator[TestClient]:
     """A client that does not know the token."""
-    return client_of(open_backend([str(packed)]), token=None)
+    backend = open_backend([str(packed)])
+    yield client_of(backend, token=None)
+    backend.close()
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -6,6 +6,7 @@
 const LIMIT = 50;
 const PARTITIONS = 200;
 const CACHED = 60;
+const ORDER = ["unreadable", "video", "image", "images", "page", "document", "depth", "audio", "midi", "text", "tokens", "series", "array"];
 const WIDE = new Set(["video", "document", "page", "images", "midi"]); // kinds that use two columns where there are two
 
 // --- small tools --------------------------------------------------------------------------------------------------
@@ -24,6 +25,14 @@ export function h(tag, properties = {}, ...children) {
 }
 
 const count = (number) => Number(number).toLocaleString("en-US");
+/** Bytes for people, as the server writes them. */
+export function bytes(size) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  for (; size >= 999.5 && at < units.length - 1; at += 1) size /= 1000;
+  return `${at === 0 ? size : Number(size.toPrecision(3))} ${units[at]}`;
+}
+
 const state = () => Object.fromEntries(new URLSearchParams(location.search));
 
 /** The URL of a state; empty values are left out. */
@@ -274,7 +283,6 @@ function plainBody(item) {
 }
 
 function body(item, context) {
-  if (item.kind === "absent") return h("p", { class: "muted" }, "not in this sample");
   if (itemsModule === null) return plainBody(item);
   try {
     return itemsModule.renderItem(item, context);
@@ -289,7 +297,10 @@ async function showSample(root, now, signal) {
   const found = await cached(`/api/sample/${index}`, now.part ? { part: now.part } : {}, signal);
   const elements = new Map();
   const context = { items: found.items, clock: new EventTarget(), mount: (name) => elements.get(name) ?? null };
-  const sections = found.items.map((item, place) => {
+  const shown = found.items.filter((item) => item.kind !== "absent");
+  const absent = found.items.filter((item) => item.kind === "absent").map((item) => item.name);
+  const rank = (item) => (ORDER.indexOf(item.kind) + ORDER.length + 1) % (ORDER.length + 1);
+  const sections = shown.toSorted((a, b) => rank(a) - rank(b)).map((item, place) => {
     const holder = h("div", { class: "body" });
     elements.set(item.name, holder);
     return h("section", { class: `item ${item.kind}${WIDE.has(item.kind) ? " wide" : ""}`, "aria-labelledby": `item-${place}`, "data-kind": item.kind, "data-name": item.name },
@@ -309,8 +320,9 @@ async function showSample(root, now, signal) {
       h("h2", { class: "grow" }, found.id),
       h("span", { class: "muted" }, `#${count(index)}`),
       pageLink("← Before", paging.previous, "prev"), pageLink("After →", paging.next, "next")),
-    h("div", { class: "sample" }, ...sections), origin);
-  found.items.forEach((item) => elements.get(item.name).append(body(item, context)));
+    h("div", { class: "sample" }, ...sections),
+    absent.length ? h("p", { class: "muted absent" }, `Not in this sample: ${absent.join(", ")}`) : "", origin);
+  shown.forEach((item) => elements.get(item.name).append(body(item, context)));
   exploreModule?.samplePanel?.(origin, api, { ...now, id: found.id, index });
   document.title = `${found.id} · ${about.title}`;
   said(`sample ${found.id}`);
@@ -320,7 +332,8 @@ async function showPartitions(root, now, signal) {
   const offset = Number(now.offset ?? 0) || 0;
   const found = await api.get("/api/partitions", { offset, limit: PARTITIONS }, { signal });
   const names = [...new Set(found.partitions.flatMap((one) => Object.keys(one)))].filter((name) => name !== "key");
-  const cell = (value) => (typeof value === "number" ? h("td", { class: "number" }, count(value)) : h("td", {}, String(value ?? "")));
+  const cell = (name, value) => (typeof value === "number"
+    ? h("td", { class: "number", title: count(value) }, name === "bytes" ? bytes(value) : count(value)) : h("td", {}, String(value ?? "")));
   paging = {
     previous: offset > 0 ? link({ ...now, offset: Math.max(offset - PARTITIONS, 0) }) : null,
     next: offset + PARTITIONS < found.total ? link({ ...now, offset: offset + PARTITIONS }) : null,
@@ -331,7 +344,7 @@ async function showPartitions(root, now, signal) {
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Partitions" }, h("table", {},
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "partition"), ...names.map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, ...found.partitions.map((one) => h("tr", {},
-        h("td", {}, h("a", { href: link({ part: one.key }) }, one.key)), ...names.map((name) => cell(one[name]))))))));
+        h("td", {}, h("a", { href: link({ part: one.key }) }, one.key)), ...names.map((name) => cell(name, one[name]))))))));
   said(shown);
 }
 

@@ -34,7 +34,12 @@ function button(label, title, onclick) {
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const mediaOf = (item, name) => item.media.find((one) => one.name === name) ?? null;
 const urlOf = (item, name) => mediaOf(item, name)?.url ?? null;
-const short = (value) => (value === null || value === undefined ? "—" : Number(value.toPrecision(4)).toString());
+
+function short(value) {
+  if (value === null || value === undefined) return "—";
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : Number(value.toPrecision(4)).toString();
+}
 
 function clockText(seconds) {
   const whole = Math.max(0, seconds);
@@ -393,7 +398,8 @@ function boxesOver(page, toggles) {
 function drawPage(item, context) {
   const all = item.data.pages.flatMap((page) => page.boxes ?? []);
   const has = (kind) => all.some((box) => box[6] === kind);
-  const toggles = new Map([["words", !has("segment")], ["segments", true], ["labels", true], ["links", true]]);
+  const labels = [...new Set(all.map((box) => box[5]).filter(Boolean))];
+  const toggles = new Map([["words", !has("segment")], ["segments", true], ["labels", false], ["links", true]]);
   const root = element("div", { class: "mm-pages" });
   const toggle = (name, label) => element("label", { class: "mm-toggle" }, element("input", {
     type: "checkbox", checked: toggles.get(name),
@@ -412,7 +418,12 @@ function drawPage(item, context) {
   const words = item.data.pages.flatMap((page) => (page.boxes ?? []).filter((box) => box[6] === (has("segment") ? "segment" : "word")));
   root.append(
     element("div", { class: "mm-bar" }, has("word") ? toggle("words", "Words") : null, has("segment") ? toggle("segments", "Segments") : null,
-      all.some((box) => box[5]) ? toggle("labels", "Labels") : null, item.data.pages.some((page) => page.links?.length) ? toggle("links", "Links") : null),
+      labels.length && has("segment") ? toggle("labels", "Labels") : null, item.data.pages.some((page) => page.links?.length) ? toggle("links", "Links") : null),
+    labels.length ? element("p", { class: "mm-labels", "aria-label": "Colours of the labels" }, labels.slice(0, 24).map((label) => {
+      const mark = element("span", { class: "mm-label" }, label);
+      mark.style.setProperty("--mm-hue", hue(label));
+      return mark;
+    })) : "",
     ...[framesView({ name: item.name, data: {} }, item.data.pages, draw, context)].flat().filter(Boolean),
     words.length ? element("details", {}, element("summary", {}, `Text of ${words.length} boxes`), element("ul", { class: "mm-box-list" }, words.map((box) => element("li", {}, box[5] ? element("b", {}, `${box[5]} `) : null, box[4])))) : "",
   );
@@ -521,7 +532,7 @@ function stripOf(item, context) {
 function drawStrip(item, context) {
   // Frames that follow the clock: of a video that no browser plays, or of JPEGs.
   const { data } = item;
-  const start = data.clip?.start && data.video === undefined ? 0 : data.clip?.start ?? 0;
+  const start = data.clip?.start ?? 0;
   const frames = data.strip.map((one) => ({ ...one, position: one.seconds }));
   if (!frames.length) return data.poster ? picture(urlOf(item, data.poster), item.name, data) : null;
   let shown = -1;
@@ -614,8 +625,8 @@ function drawPlot(item, context, { axis = null } = {}) {
       pen.strokeRect(LEFT + 0.5, top + 0.5, inner, ROW - 16);
       pen.fillStyle = colours.muted;
       pen.textAlign = "right";
-      pen.fillText(short(most), LEFT - 4, top + 9);
-      pen.fillText(short(least), LEFT - 4, top + ROW - 16);
+      pen.fillText(short(most), LEFT - 4, top + 9, LEFT - 6);
+      pen.fillText(short(least), LEFT - 4, top + ROW - 16, LEFT - 6);
       pen.fillStyle = colours.ink;
       pen.textAlign = "left";
       pen.fillText(channel.name, 2, top + ROW / 2 - 4, LEFT - 6);
