@@ -152,5 +152,5 @@ class ImageToTextRatioFilter(Filter):
 
     def thresholds(self) -> Iterator[Threshold]:
         """Of a measure of its own: the annotator's counts are those before any filter."""
-        limits = self.limits._replace(least=self.limits.least or None)  # 0 is no limit to a ratio
+        limits = self.limits._replace(least=self.limits.least or None)  # no ratio is below 0
         return thresholds_of("image_to_text_ratio of the rows that are left", limits)

@@ -297,7 +297,7 @@ def _content(
     try:
         if not known[origin.shard].is_of(file.fingerprint) and file.fingerprint != known[origin.shard].fingerprint:
             raise SourceError(
-                origin.shard, "changed since it was registered: what the table says of it is not true now"
+                origin.shard, "changed since it was registered, so the ranges in the table are not true now"
             )
         plain = origin.byte_offset is not None and origin.frame_index is None
         if plain and not is_compressed(origin.member or ""):

@@ -245,7 +245,8 @@ def _limits(dataset: DatasetStore, keys: Sequence[str]) -> tuple[dict[str, list[
     for threshold in first.get("thresholds", ()):
         given = {name: threshold[name] for name in ("filter", "setting", "value", "keeps", "reason", "scope")}
         found.setdefault(threshold["measure"], []).append(Limit(**given))
-    return found, first.get("measures", {}), any(one != first for one in said)
+    measures = {one["column"]: one["measure"] for one in first.get("measures", ())}
+    return found, measures, any(one != first for one in said)
 
 
 class _Values:

@@ -270,7 +270,11 @@ def _limits(spec: DatasetSpec) -> dict[str, Any]:
         for judge in spec.build_filters()
         for threshold in judge.thresholds()
     ]
-    measures = {name: measure for annotator in spec.build_annotators() for name, measure in annotator.measures.items()}
+    measures = [
+        {"column": column, "measure": measure}
+        for annotator in spec.build_annotators()
+        for column, measure in annotator.measures.items()
+    ]
     found = {"thresholds": thresholds, "measures": measures}
     return {name: value for name, value in found.items() if value}
 

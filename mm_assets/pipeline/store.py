@@ -118,7 +118,7 @@ class StageRecord:
         outcomes: results of the checks on these files, stored with the first violation and without descriptions.
         notes: remarks on the stage's work for people, one sentence each.
         kept: faults that keep nothing from being published.
-        limits: of filtered rows `thresholds` (filter, scope, parts of a `Threshold`) and `measures` (by column).
+        limits: of filtered rows `thresholds` (filter, scope, parts of a `Threshold`) and `measures` (of columns).
     """
 
     stage: str

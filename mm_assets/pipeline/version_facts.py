@@ -62,9 +62,11 @@ def note_facts(dataset: DatasetStore, digest: str, schema: DatasetSchema, partit
     content = canonical_json(
         {
             "version": _VERSION,
-            "made_with": {stage.name: stage.made_with(spec, schema) for stage in stages},
-            "settings": {stage.name: _plain(stage.settings(spec)) for stage in stages},
-            "shards": {key: _shards_digest(partition) for key, partition in sorted(partitions.items())},
+            "stages": {
+                stage.name: {"made_with": stage.made_with(spec, schema), "config": _plain(stage.settings(spec))}
+                for stage in stages
+            },
+            "partitions": {key: _shards_digest(partition) for key, partition in sorted(partitions.items())},
         }
     )
     name = facts_name(digest)
@@ -85,9 +87,9 @@ def read_facts(dataset: DatasetStore, digest: str) -> VersionFacts | None:
         value = {} if content is None else json.loads(content)
         if value["version"] == _VERSION:
             return VersionFacts(
-                made_with={stage: dict(made) for stage, made in value["made_with"].items()},
-                settings={stage: dict(given) for stage, given in value["settings"].items()},
-                shards=dict(value["shards"]),
+                made_with={stage: dict(made["made_with"]) for stage, made in value["stages"].items()},
+                settings={stage: dict(made["config"]) for stage, made in value["stages"].items()},
+                shards=dict(value["partitions"]),
             )
     return None
 

@@ -193,9 +193,11 @@ def test_a_threshold_is_moved_by_keys_and_pointer(page: Any, url: str) -> None:
 def test_a_drop_is_looked_at(page: Any, url: str) -> None:
     """A card shows the dropped picture, the filter, the measure and the limit; it opens the picture and its origin."""
     page.get_by_role("link", name="Drops", exact=True).click()
-    card = page.locator(".card").filter(has_text="image_size: width_below_min").filter(has_text="image 0").first
+    card = page.locator(".card").filter(has_text="image_size: width_below_min").first
     card.wait_for()
     assert "4, min_width is 12" in card.inner_text()
+    assert "image 0" in card.inner_text()
+    page.get_by_text("12 items of 4 samples").first.wait_for()
     picture = card.locator("img")
     picture.scroll_into_view_if_needed()
     until(page, "[...document.querySelectorAll('.card img')].some((one) => one.naturalWidth > 0)")

@@ -177,7 +177,7 @@ def rewrite(shard: Path, members: dict[str, object]) -> None:
 
 
 def test_a_changed_shard_explains_its_samples(tmp_path: Path) -> None:
-    """Samples that left, joined or changed with their shard are told apart, with the modality that differs."""
+    """Samples that left, joined or changed with their shard have different reasons, with the modality that differs."""
     shard = make_shard(tmp_path / "in" / "a.tar", pairs({"stays": 10, "leaves": 11, "changes": 12}))
     dataset, _ = run_chain(declare(tmp_path / "root", tmp_path / "in", pack="image_text"))
     other = pairs({"stays": 10, "changes": 12}) | {"changes.txt": "another caption"}

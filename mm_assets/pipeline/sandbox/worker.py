@@ -233,7 +233,7 @@ def _columns(connection: Any, relation: str) -> list[list[str]]:
 
 
 def _failure(error: Exception, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What the author of a query is told about an error of DuckDB: the first sentence, and where."""
+    """An error of DuckDB for the author of the query: its first sentence, and where."""
     kind, text = type(error).__name__, str(error)
     if kind == "OutOfMemoryException" or isinstance(error, MemoryError):
         said = f"the query needs more than {request['memory'] >> 20:,} MiB of memory"

@@ -56,7 +56,7 @@ async function fill(api, place, work) {
 function table(api, headings, rows, label, numbers = []) {
   const { h } = api;
   const numeric = new Set(numbers);
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, h("table", {},
+  return h("div", { class: "scroll x-table", tabindex: "0", role: "region", "aria-label": label }, h("table", {},
     h("thead", {}, h("tr", {}, ...headings.map((heading, at) => h("th", { scope: "col", class: numeric.has(at) ? "number" : undefined }, heading)))),
     h("tbody", {}, ...rows.map((cells) => h("tr", {}, ...cells.map((cell, at) => h("td", { class: numeric.has(at) ? "number" : undefined }, cell ?? "")))))));
 }
@@ -259,9 +259,10 @@ async function showDrops(root, api, now) {
     const found = chosen === null || isDrop(chosen)
       ? await api.get("/api/explore/drops", { reason, partition: now.partition, after: now.after })
       : await api.get("/api/explore/losses", { stage, reason, partition: now.partition, after: now.after });
-    const cards = found.drops ? found.drops.map((drop) => dropCard(api, drop)) : found.losses.map((loss) => lossCard(api, loss));
+    const cards = found.drops ? bySample(found.drops).map((rows) => dropCard(api, rows)) : found.losses.map((loss) => lossCard(api, loss));
+    const rows = (found.drops ?? found.losses).length;
     const next = found.after === null ? null : api.link({ ...state, after: found.after });
-    const said = cards.length ? `${plural(cards.length, "item")}${now.after ? " of a later page" : ""}` : "None here";
+    const said = rows ? `${plural(rows, "item")}${cards.length < rows ? ` of ${plural(cards.length, "sample")}` : ""}${now.after ? " of a later page" : ""}` : "None here";
     say(said);
     return [
       h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), now.after ? h("a", { class: "button", href: api.link(state) }, "↑ First page") : null, stepLink(api, "After →", next, "next")),
@@ -276,8 +277,22 @@ function measured(drop) {
   return `${short(drop.value)}${drop.setting ? `, ${drop.setting} is ${short(drop.limit)}` : ""}`;
 }
 
-function dropCard(api, drop) {
-  return lostCard(api, drop, drop.sample_id, `${drop.filter}: ${drop.reason}`, measured(drop), `${drop.modality} ${drop.position} · ${drop.partition}`);
+/** Drops of one sample for one reason, which follow each other: a filter of samples drops all rows of one. */
+function bySample(drops) {
+  const groups = [];
+  for (const drop of drops) {
+    const last = groups.at(-1)?.[0];
+    const same = last && ["partition", "sample_id", "filter", "reason"].every((name) => last[name] === drop[name]);
+    if (same) groups.at(-1).push(drop);
+    else groups.push([drop]);
+  }
+  return groups;
+}
+
+function dropCard(api, rows) {
+  const drop = rows.find((row) => !["metadata", "text"].includes(row.modality)) ?? rows.find((row) => row.modality === "text") ?? rows[0];
+  const names = rows.map((row) => (row.modality === "metadata" ? "metadata" : `${row.modality} ${row.position}`));
+  return lostCard(api, drop, drop.sample_id, `${drop.filter}: ${drop.reason}`, measured(drop), `${names.join(", ")} · ${drop.partition}`);
 }
 
 function lossCard(api, loss) {
@@ -335,7 +350,7 @@ async function showContent(root, api, now) {
 
 const WIDTH = 720;
 const HEIGHT = 260;
-const PAD = { left: 46, right: 14, top: 22, bottom: 40 };
+const PAD = { left: 16, right: 16, top: 36, bottom: 32 };
 
 async function showScores(root, api, now) {
   const { h } = api;
@@ -397,9 +412,9 @@ function drawHistogram(api, found, state, now) {
   plot.append(svg("line", { x1: PAD.left, x2: WIDTH - PAD.right, y1: bottom, y2: bottom, class: "x-axis" }));
   for (let tick = 0; tick <= 4; tick += 1) {
     const at = (tick / 4) * bins.length;
-    plot.append(svg("text", { x: x(at), y: bottom + 18, class: "x-tick", "text-anchor": tick === 0 ? "start" : tick === 4 ? "end" : "middle" }, short(valueAt(at))));
+    plot.append(svg("text", { x: x(at), y: bottom + 22, class: "x-tick", "text-anchor": tick === 0 ? "start" : tick === 4 ? "end" : "middle" }, short(valueAt(at))));
   }
-  plot.append(svg("text", { x: PAD.left, y: 14, class: "x-tick" }, `${count(most)} rows${isRoot ? ", heights by square root" : ""}${found.is_log ? ", bins of equal ratio" : ""}`));
+  plot.append(svg("text", { x: PAD.left, y: 18, class: "x-tick" }, `${count(most)} rows${isRoot ? ", heights by square root" : ""}${found.is_log ? ", bins of equal ratio" : ""}`));
   for (const limit of score.limits) {
     const at = x(placeOfValue(limit.value));
     plot.append(svg("line", { x1: at, x2: at, y1: PAD.top, y2: bottom, class: "x-applied" }, svg("title", {}, `${limit.filter}.${limit.setting}: ${short(limit.value)}`)));
@@ -462,7 +477,7 @@ function drawHistogram(api, found, state, now) {
     const handle = svg("g", { class: `x-limit x-${side}`, tabindex: "0", role: "slider", "aria-label": ends[side], "aria-orientation": "horizontal", "aria-valuemin": found.low, "aria-valuemax": found.high },
       svg("line", { x1: 0, x2: 0, y1: PAD.top - 6, y2: bottom + 4 }),
       svg("rect", { x: -14, y: PAD.top - 14, width: 28, height: bottom - PAD.top + 22, class: "x-hit" }),
-      svg("path", { d: side === "at_least" ? `M0 ${bottom + 4} l12 10 h-12 z` : `M0 ${bottom + 4} l-12 10 h12 z` }));
+      svg("path", { d: `M0 ${PAD.top - 8} h${side === "at_least" ? 14 : -14} l${side === "at_least" ? -14 : 14} 12 z` }));
     lines[side] = handle;
     const placeOfPointer = (event) => {
       const box = plot.getBoundingClientRect();
@@ -580,8 +595,8 @@ async function diffOf(api, last, next) {
   return [
     first.settings.length ? h("section", { "aria-label": "Settings" }, h("h2", {}, "Settings and schema"), h("ul", {}, ...first.settings.map((one) => h("li", {}, one)))) : h("p", { class: "muted" }, "Settings and schema are the same."),
     said,
-    first.total ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Partitions that differ" }, h("table", {},
-      h("thead", {}, h("tr", {}, ...["partition", "state", "samples", "added", "removed", "changed", "why"].map((name) => h("th", { scope: "col" }, name)))), rows)) : null,
+    first.total ? h("div", { class: "scroll x-table", tabindex: "0", role: "region", "aria-label": "Partitions that differ" }, h("table", {},
+      h("thead", {}, h("tr", {}, ...["partition", "state", "samples", "added", "removed", "changed", "why"].map((name, at) => h("th", { scope: "col", class: at > 1 && at < 6 ? "number" : undefined }, name)))), rows)) : null,
     more,
   ];
 }
