@@ -77,7 +77,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(params=[1280])
 def page(request: pytest.FixtureRequest, browser: Any, url: str) -> Iterator[Any]:
-    """A page with the token; nothing may be written to its console as an error, and no dialog may open."""
+    """A page with the token; nothing may be written to its console as an error, no dialog may open."""
     context = browser.new_context(viewport={"width": request.param, "height": 900})
     opened = context.new_page()
     opened.set_default_timeout(PATIENCE)

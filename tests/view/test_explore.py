@@ -84,7 +84,9 @@ def test_a_manifest_in_a_dataset_can_be_explored(dataset: DatasetStore) -> None:
 
 def test_a_query_gives_rows(client: TestClient) -> None:
     """A result has columns with types, rows, and whether there are more."""
-    found = post(client, "sql", sql="select sample_id, image_width from filtered_rows where image_width > 20 order by 2")
+    found = post(
+        client, "sql", sql="select sample_id, image_width from filtered_rows where image_width > 20 order by 2"
+    )
     assert found["columns"] == [{"name": "sample_id", "type": "VARCHAR"}, {"name": "image_width", "type": "BIGINT"}]
     assert (found["rows"], found["truncated"]) == ([["b0", 24], ["b1", 28]], False)
     assert {"rows", "filtered_rows"} <= {relation["name"] for relation in get(client, "relations")["relations"]}
