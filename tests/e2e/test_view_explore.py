@@ -105,7 +105,7 @@ def root_of(url: str) -> str:
 
 
 def test_a_query_is_run_and_its_row_opens_a_sample(page: Any, url: str) -> None:
-    """Ctrl+Enter runs the text, the URL has it, a result row opens its sample, and going back shows the result again."""
+    """Ctrl+Enter runs the text, the URL has it, a row opens its sample, and going back shows the result again."""
     page.get_by_role("link", name="SQL", exact=True).click()
     editor = page.get_by_label("SQL (DuckDB)")
     editor.fill("select partition, sample_id, image_width from filtered_rows\nwhere image_width > 80")
