@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -214,7 +213,7 @@ def plot(times: npt.NDArray[np.float64], values: npt.NDArray[Any], columns: Colu
 
 
 def _points(values: npt.NDArray[np.float64], *, digits: int = 4) -> list[float | None]:
-    return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in values.tolist()]
+    return [finite(value, digits) for value in values.tolist()]
 
 
 def _channel_names(columns: Columns, width: int) -> Sequence[str]:
