@@ -30,6 +30,7 @@ COMMANDS = (
     "add-stream",
     "sql",
     "clean",
+    "view",
 )
 """Every command; it is the object `command` of the module of its name in this package."""
 

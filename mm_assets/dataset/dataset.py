@@ -26,8 +26,9 @@ from mm_assets.dataset.reader import RawBatch, RawReader, SampleReader
 from mm_assets.dataset.writer import DatasetWriter, create, spec_of
 from mm_assets.fields import ArraySpec, Field
 from mm_assets.fields.base import Out
-from mm_assets.formats import VerifyReport
+from mm_assets.formats import SampleIds, VerifyReport
 from mm_assets.formats.batch import Indices
+from mm_assets.formats.stored import StoredPayload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -271,7 +272,7 @@ class Dataset:
         return dict(self._files[0].schema)
 
     @property
-    def sample_ids(self) -> Sequence[str]:
+    def sample_ids(self) -> SampleIds:
         """The samples' ids in order; only those that are asked for are read."""
         return DatasetIds(self._files)
 
@@ -460,6 +461,26 @@ class Dataset:
             FormatError: the file is damaged there.
         """
         return self._raw.read(indices, modalities)
+
+    def stored(
+        self, indices: Indices, modalities: Sequence[str] | None = None
+    ) -> dict[str, list[StoredPayload | None]]:
+        """Where the payloads of samples are, to be read in parts: a film by what is played of it.
+
+        Args:
+            indices: repeats are fine, negative ones count from the end.
+            modalities: names, also of types that are not known here; all by default.
+
+        Returns:
+            Modality name to n payloads, None where absent. Nothing of their data has been read. They are valid after
+            `close`. Their checksums are not verified.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+        """
+        return self._raw.stored(indices, modalities)
 
     def stream_raw(self, batches: Iterable[Indices], modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:
         """The stored data bytes of one batch after the other, each as `read_raw`, the next one being read ahead.
