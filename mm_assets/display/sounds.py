@@ -80,7 +80,7 @@ def audio_item(name: str, content: Content, content_type: str) -> Item:
             notes.append(f"Played is a WAV that is made of the {subtype.replace('_', ' ')}.")
             if duration > longest:
                 notes.append(f"It has the first {human_seconds(longest)}.")
-        elif native not in ("audio/wav", "audio/flac"):  # codecs that some builds of a browser leave out
+        elif native != "audio/wav":  # codecs that some builds of a browser leave out, or fail to seek in
             media.append(wav)
             fields["fallback"] = "wav"
         media.append(made("peaks", "application/json", partial(_peaks_of_file, content, found, length)))

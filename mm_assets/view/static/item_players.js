@@ -17,10 +17,15 @@ function soundPlayer(item, sound, context, { follows = false } = {}) {
   // `sound` is the data of an audio item; `item` has its media.
   const media = mediaOf(item, sound.audio);
   const player = element("audio", { controls: true, preload: "metadata", src: media.url, "aria-label": item.name });
+  let wanted = 0;
+  for (const kind of ["seeking", "timeupdate"]) player.addEventListener(kind, () => { wanted = player.currentTime; });
   player.addEventListener("error", () => {
     const made = sound.fallback ? urlOf(item, sound.fallback) : null;
-    if (made && player.src !== new URL(made, location.href).href) player.src = made;
-    else player.replaceWith(failure("This browser cannot play the audio."));
+    if (made && player.src !== new URL(made, location.href).href) {
+      const [at, { paused }] = [wanted, player]; // it may have failed at a seek
+      player.addEventListener("loadedmetadata", () => { player.currentTime = at; if (!paused) player.play().catch(() => {}); }, { once: true });
+      player.src = made;
+    } else player.replaceWith(failure("This browser cannot play the audio."));
   });
   if (follows) player.dataset.follows = "1";
   else driveBy(player, item, context, { offset: sound.offset ?? 0 });

@@ -196,18 +196,14 @@ function drawBlock(item, block, context) {
   return element("section", { class: "mm-block" }, block.note ? failure(block.note) : null, renderItem(inner, { ...context, clock: new EventTarget() }));
 }
 
-function hue(label) {
-  let sum = 0;
-  for (const letter of label) sum = (sum * 31 + letter.codePointAt(0)) % 360;
-  return sum;
-}
+const hueOf = (labels, label) => Math.round(210 + 137.5 * labels.indexOf(label)) % 360; // far from those before it
 
-function boxesOver(page, toggles) {
+function boxesOver(page, toggles, labels) {
   const layer = element("div", { class: "mm-boxes", "aria-hidden": "true" });
   page.boxes.forEach(([left, top, right, bottom, text, label, kind]) => {
     const box = element("div", { class: `mm-box mm-box-${kind}`, title: label ? `${label}: ${text}` : text });
     Object.assign(box.style, { left: `${100 * left}%`, top: `${100 * top}%`, width: `${100 * (right - left)}%`, height: `${100 * (bottom - top)}%` });
-    if (label) box.style.setProperty("--mm-hue", hue(label));
+    if (label) box.style.setProperty("--mm-hue", hueOf(labels, label));
     if (label && kind === "segment") box.append(element("span", { class: "mm-box-label" }, label));
     layer.append(box);
   });
@@ -243,7 +239,7 @@ function drawPage(item, context) {
     const owner = page.item ? context.items.find((one) => one.name === page.item) : item;
     const url = owner ? urlOf(owner, page.item ? owner.data.image : page.media) : null;
     const size = page.item && owner ? owner.data : page;
-    const over = page.boxes ? boxesOver(page, toggles) : null;
+    const over = page.boxes ? boxesOver(page, toggles, labels) : null;
     if (url) return zoomable(picture(url, `${item.name}, page ${page.position ?? 0}`, size), item.name, over);
     const sheet = element("div", { class: "mm-sheet" }, over);
     if (page.shape) sheet.style.aspectRatio = `${page.shape[0]} / ${page.shape[1]}`;
@@ -255,7 +251,7 @@ function drawPage(item, context) {
       labels.length && has("segment") ? toggle("labels", "Labels") : null, item.data.pages.some((page) => page.links?.length) ? toggle("links", "Links") : null),
     labels.length ? element("p", { class: "mm-labels", "aria-label": "Colours of the labels" }, labels.slice(0, 24).map((label) => {
       const mark = element("span", { class: "mm-label" }, label);
-      mark.style.setProperty("--mm-hue", hue(label));
+      mark.style.setProperty("--mm-hue", hueOf(labels, label));
       return mark;
     })) : "",
     ...[framesView({ name: item.name, data: {} }, item.data.pages, draw, context)].flat().filter(Boolean),
