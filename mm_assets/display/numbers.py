@@ -41,7 +41,7 @@ def map_item(name: str, values: npt.NDArray[Any], *, unit: str = "", size: int |
     low = high = 0.0
     if measured.size:
         low, high = (float(one) for one in np.percentile(measured, [_LOW, _HIGH]))
-        facts["range"] = f"{_short(float(measured.min()))} to {_short(float(measured.max()))}{suffix}"
+        facts["range"] = f"{_short(measured.min().item())} to {_short(measured.max().item())}{suffix}"
         facts["median"] = f"{_short(float(np.median(measured)))}{suffix}"
     facts["measured"] = f"{100 * measured.size / max(1, values.size):.3g} %"
     if size is not None:

@@ -18,7 +18,8 @@ function soundPlayer(item, sound, context, { follows = false } = {}) {
   const media = mediaOf(item, sound.audio);
   const player = element("audio", { controls: true, preload: "metadata", src: media.url, "aria-label": item.name });
   let wanted = 0;
-  for (const kind of ["seeking", "timeupdate"]) player.addEventListener(kind, () => { if (!player.error) wanted = player.currentTime; });
+  player.addEventListener("seeking", () => { wanted = player.currentTime || wanted; });
+  player.addEventListener("timeupdate", () => { if (!player.error && !player.paused) wanted = player.currentTime; });
   player.addEventListener("error", () => {
     const made = sound.fallback ? urlOf(item, sound.fallback) : null;
     if (made && player.src !== new URL(made, location.href).href) {
