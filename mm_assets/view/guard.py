@@ -1,4 +1,4 @@
-"""What stands before every route: who may ask, by which name and method, and how much at a time.
+"""What comes before every route: who may ask, by which name and method, and how much at a time.
 
 Other pages of the same browser can send requests here. They do not know the token, and a name that an attacker's DNS
 points here is not an allowed host. Every answer forbids scripts and content that are not this server's own.
@@ -140,7 +140,7 @@ class Guard:
         if name in self._hosts:
             return True
         try:
-            # An address is not a name that somebody else's DNS could point here.
+            # An address is not a name, which a DNS server could point here.
             ipaddress.ip_address(name)
         except ValueError:
             return False
