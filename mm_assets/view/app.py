@@ -132,6 +132,7 @@ def build_app(
     own: list[BaseRoute] = [
         Route("/", _index),
         Route("/static/{name}", _static),
+        Route("/favicon.ico", _icon),  # which a browser asks for before it has read the page
         Route("/api/about", _about),
         Route("/api/samples", _samples),
         Route("/api/find", _find),
@@ -188,6 +189,10 @@ async def _index(request: Request) -> Response:
 
 async def _static(request: Request) -> Response:
     return _file(request.path_params["name"], request)
+
+
+async def _icon(request: Request) -> Response:
+    return _file("icon.svg", request)
 
 
 def _file(name: str, request: Request) -> Response:

@@ -113,6 +113,7 @@ class Guard:
         shown = escape(target)
         answer = HTMLResponse(
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>mm-assets view</title>'
+            '<link rel="icon" href="/static/icon.svg">'
             f'<meta http-equiv="refresh" content="0; url={shown}"><p><a href="{shown}">Open the viewer</a>'
         )
         answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
@@ -166,7 +167,8 @@ class _Plain(Response):
         if "text/html" in Headers(scope=scope).get("accept", ""):
             title, detail = escape(self._title), escape(self._detail)
             answer = HTMLResponse(
-                f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><h1>{title}</h1>'
+                f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+                f'<link rel="icon" href="/static/icon.svg"><h1>{title}</h1>'
                 f'<p>{detail}<p><a href="/">To the samples</a>',
                 self.status_code,
                 self._extra,

@@ -6,7 +6,7 @@ __all__ = ["served_type"]
 
 # Images that no browser runs scripts in: an SVG is not among them.
 _IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp", "image/avif", "image/bmp"})
-_TEXTS = frozenset({"text/plain", "text/vtt"})
+_TEXTS = frozenset({"text/plain", "text/vtt", "application/json"})
 _AS_TEXT = frozenset({"image/svg+xml", "text/html", "application/xhtml+xml", "text/xml", "application/xml"})
 
 

@@ -16,7 +16,7 @@ Open = Callable[..., TestClient]
 
 
 def write_tar(path: Path, members: Mapping[str, bytes], mode: str = "w") -> Path:
-    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]  # the mode is one of its literals
+    with tarfile.open(path, mode) as archive:
         for name, content in members.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)

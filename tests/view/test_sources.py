@@ -143,7 +143,7 @@ def test_an_older_manifest_opens_by_its_digest(dataset: Path, view: Open) -> Non
 
 def test_a_storage_root_names_its_datasets(dataset: Path) -> None:
     """The folder above a dataset's is refused with the name of one."""
-    with pytest.raises(ConfigError, match="holds datasets.*data"):
+    with pytest.raises(ConfigError, match=r"holds datasets.*data"):
         open_backend([str(dataset.parent)])
 
 
