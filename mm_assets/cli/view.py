@@ -55,7 +55,7 @@ def command(
         pass
     finally:
         sys.stdout.flush()
-        os._exit(0)  # a thread may be reading a remote file: nobody waits for it, and nothing is to be saved
+        os._exit(0)  # a thread may be waiting for a remote file, and there is nothing to save
 
 
 def _parsed(options: str | None) -> dict[str, Any]:

@@ -420,6 +420,8 @@ class DatasetIds(SampleIds):
             end = min(local + stop - start, len(reader))
             found += (start - local + row for row in reader.sample_ids.containing(text, local, end))
             start += end - local
+            if reader.mapped is not None:  # a search of thousands of files would leave some pages of each resident
+                reader.mapped.drop(0, reader.mapped.size)
         return found
 
     def __iter__(self) -> Iterator[str]:

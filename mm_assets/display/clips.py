@@ -29,8 +29,8 @@ from mm_assets.fields.image_decode import orient
 from mm_assets.fields.shown import ShownClip, ShownFile, ShownSamples
 from mm_assets.media.content_types import sniff_content_type
 from mm_assets.media.frames import read_frames
-from mm_assets.media.picture import picture_of
-from mm_assets.media.video import VideoInfo, index_frames, probe_video
+from mm_assets.media.picture import orientation_of, picture_of
+from mm_assets.media.video import VideoInfo, decoded_frames, index_frames, open_media, probe_video, video_stream_of
 
 __all__ = ["clip_item", "video_item"]
 
@@ -79,7 +79,7 @@ def video_item(name: str, content: Content, content_type: str) -> Item:
         notes.append(f"Browsers do not play {codec} in {info.content_type.partition('/')[2]}: here are frames of it.")
     count = NUM_STRIP if duration > 0.2 else 1
     places = [(number + 0.5) / count for number in range(count)]
-    media.append(made("poster", "image/jpeg", partial(_frame, content, 0.1, _POSTER_SIDE)))
+    media.append(made("poster", "image/jpeg", partial(_poster, content)))
     media += [
         made(f"strip-{number}", "image/jpeg", partial(_frame, content, place, _STRIP_SIDE))
         for number, place in enumerate(places)
@@ -115,6 +115,23 @@ def _codec_name(decoder: str | None) -> str:
     """The codec of one of FFmpeg's decoders: ``av1`` of ``libdav1d``."""
     name = decoder or "unknown"
     return {"libdav1d": "av1", "libaom-av1": "av1", "libvpx-vp9": "vp9", "libvpx": "vp8"}.get(name, name)
+
+
+def _poster(content: Content) -> bytes:
+    """The keyframe before a tenth of the duration, upright, as a JPEG: one open, one decoded frame."""
+    with open_media(content.whole(), max_pixels=_MAX_FRAME) as (container, _):
+        stream = video_stream_of(container, _MAX_FRAME)
+        if stream is None:
+            raise MediaError("<video>", "has no video")
+        if stream.duration:
+            container.seek((stream.start_time or 0) + stream.duration // 10, stream=stream)
+        frame = next(decoded_frames(container, stream), None)
+        if frame is None:
+            raise MediaError("<video>", "has no frame that can be decoded")
+        part = min(1.0, _POSTER_SIDE / max(frame.width, frame.height))
+        size = {"width": max(1, round(frame.width * part)), "height": max(1, round(frame.height * part))}
+        pixels = np.asarray(frame.reformat(format="rgb24", **size).to_ndarray(), np.uint8)
+        return encoded(np.ascontiguousarray(orient(pixels, orientation_of(frame))))
 
 
 def _frame(content: Content, place: float, side: int) -> bytes:

@@ -64,7 +64,7 @@ def _section(item: Item, budget: _Budget) -> str:
     note = f'<div style="{_SMALL}">{escape(item.note)}</div>' if item.note else ""
     draw = _KINDS.get(item.kind)
     body = "" if draw is None else draw(item, budget)
-    return f'<div style="{_FRAME}">{head}{note}{body}</div>'
+    return f'<div style="{_FRAME}">{head}{note}<div>{body}</div></div>'
 
 
 def _text(text: object, limit: int = _MAX_TEXT) -> str:
@@ -75,7 +75,8 @@ def _text(text: object, limit: int = _MAX_TEXT) -> str:
 
 def _tree(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, indent=1)
-    return f"<details open>{_text(text)}</details>" if len(text) < 600 else f"<details>{_text(text, 20_000)}</details>"
+    is_open = " open" if len(text) < 600 else ""
+    return f"<details{is_open}><summary>JSON</summary>{_text(text, 20_000)}</details>"
 
 
 def _words(item: Item, budget: _Budget) -> str:
@@ -124,7 +125,7 @@ def _picture(item: Item, name: str, budget: _Budget, *, side: int = 640) -> str:
     url = budget.url(data, content_type)
     if url is None:
         return f'<div style="{_SMALL}">{escape(name)} is not shown: the media of this page have their limit.</div>'
-    return f'<img src="{url}" alt="{escape(item.name)}" style="max-width:100%;max-height:480px">'
+    return f'<img src="{url}" alt="{escape(item.name)}" style="max-width:100%;max-height:{min(side, 480)}px">'
 
 
 def _image(item: Item, budget: _Budget) -> str:

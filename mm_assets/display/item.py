@@ -157,8 +157,8 @@ def clean_text(text: str) -> str:
 
 def finite(number: float, digits: int = 6) -> float | None:
     """A number that JSON can hold, rounded to significant digits; None for NaN and infinities."""
-    number = float(number)
-    return float(f"{number:.{digits}g}") if math.isfinite(number) else None
+    rounded = float(f"{float(number):.{digits}g}")  # the largest of all numbers become infinite
+    return rounded if math.isfinite(rounded) else None
 
 
 def human_bytes(size: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -42,7 +41,7 @@ def map_item(name: str, values: npt.NDArray[Any], *, unit: str = "", size: int |
     low = high = 0.0
     if measured.size:
         low, high = (float(one) for one in np.percentile(measured, [_LOW, _HIGH]))
-        facts["range"] = f"{_short(float(measured.min()))} to {_short(float(measured.max()))}{suffix}"
+        facts["range"] = f"{_short(measured.min().item())} to {_short(measured.max().item())}{suffix}"
         facts["median"] = f"{_short(float(np.median(measured)))}{suffix}"
     facts["measured"] = f"{100 * measured.size / max(1, values.size):.3g} %"
     if size is not None:
@@ -214,7 +213,7 @@ def plot(times: npt.NDArray[np.float64], values: npt.NDArray[Any], columns: Colu
 
 
 def _points(values: npt.NDArray[np.float64], *, digits: int = 4) -> list[float | None]:
-    return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in values.tolist()]
+    return [finite(value, digits) for value in values.tolist()]
 
 
 def _channel_names(columns: Columns, width: int) -> Sequence[str]:

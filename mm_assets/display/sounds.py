@@ -73,6 +73,7 @@ def audio_item(name: str, content: Content, content_type: str) -> Item:
         reason = f"No browser plays {subtype}, and {human_bytes(content.size)} are too many to be decoded."
         return Item(name=name, kind="unreadable", facts=facts, note=reason)
     if is_small:
+        notes += _damage(data, found, length)
         wav = made("wav", "audio/wav", partial(_made_wav, content, found, length))
         if native is None:
             media.append(Media(name="audio", content_type="audio/wav", make=wav.make))
@@ -80,7 +81,7 @@ def audio_item(name: str, content: Content, content_type: str) -> Item:
             notes.append(f"Played is a WAV that is made of the {subtype.replace('_', ' ')}.")
             if duration > longest:
                 notes.append(f"It has the first {human_seconds(longest)}.")
-        elif native not in ("audio/wav", "audio/flac"):  # codecs that some builds of a browser leave out
+        elif native != "audio/wav":  # codecs that some builds of a browser leave out, or fail to seek in
             media.append(wav)
             fields["fallback"] = "wav"
         media.append(made("peaks", "application/json", partial(_peaks_of_file, content, found, length)))
@@ -144,6 +145,15 @@ def _counted(data: bytes, content_type: str) -> float:
             if count * sound.channels > _MAX_SAMPLES:
                 break
         return count / sound.sample_rate
+
+
+def _damage(data: bytes, content_type: str, length: int) -> list[str]:
+    """What the structure of a file says about its damage; nothing is decoded for it."""
+    try:
+        with open_audio(data, _codec_of(data, content_type), length=length):
+            return []
+    except MediaError as error:
+        return [f"The file is damaged: {error.reason}."]
 
 
 def _native_type(content_type: str, subtype: str) -> str | None:

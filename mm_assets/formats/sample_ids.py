@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import CorruptError
 from mm_assets.formats.batch import check_index, spans
-from mm_assets.formats.byte_source import ByteSource, Table, view_block
+from mm_assets.formats.byte_source import ByteSource, Table, drop_pages, view_block
 from mm_assets.formats.records import Buffer
 
 ITERATION_BLOCK = 1 << 14  # ids read together while iterating
@@ -242,7 +242,10 @@ class StoredIds(SampleIds):
         return offsets
 
     def containing(self, text: str, start: int, stop: int) -> list[int]:
-        """As `SampleIds.containing`, by a search of the stored bytes: no id becomes a string."""
+        """As `SampleIds.containing`, by a search of the stored bytes: no id becomes a string.
+
+        Pages of a mapped file that were searched leave this process' resident memory.
+        """
         try:
             wanted = text.encode()
         except UnicodeEncodeError:
@@ -262,6 +265,8 @@ class StoredIds(SampleIds):
                     at = block.find(wanted, int(bounds[row + 1]))
                 else:  # it begins in one id and ends in another
                     at = block.find(wanted, at + 1)
+            drop_pages(self._source, self._offsets.ptr + 8 * first, 8 * (last - first))
+            drop_pages(self._source, self._blob_ptr + base, len(block))
         return found
 
     def check(self) -> None:

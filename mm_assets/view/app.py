@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 import sys
 import threading
 import traceback
@@ -118,14 +117,12 @@ class Viewer:
         self.backend.close()
 
 
-def build_app(
-    backend: Backend, *, token: str | None = None, hosts: Iterable[str] = (), routes: Sequence[BaseRoute] = ()
-) -> Guard:
+def build_app(backend: Backend, *, token: str, hosts: Iterable[str] = (), routes: Sequence[BaseRoute] = ()) -> Guard:
     """The application over a backend.
 
     Args:
         backend: what is looked at.
-        token: what every request must have; None makes one, which `Guard.token` is.
+        token: what every request must have, in its cookie or its URL.
         hosts: names by which the server may be called, beside localhost and IP addresses.
         routes: further routes.
     """
@@ -152,7 +149,7 @@ def build_app(
 
     app = Starlette(routes=[*own, *explore_routes(backend), *routes], exception_handlers=handlers)
     app.state.viewer = Viewer(backend)
-    return Guard(app, token=token or secrets.token_urlsafe(24), hosts=hosts)
+    return Guard(app, token=token, hosts=hosts)
 
 
 def _viewer(request: Request) -> Viewer:

@@ -1,4 +1,4 @@
-"""What stands before every route: who may ask, by which name and method, and how much at a time.
+"""What comes before every route: who may ask, by which name and method, and how much at a time.
 
 Other pages of the same browser can send requests here. They do not know the token, and a name that an attacker's DNS
 points here is not an allowed host. Every answer forbids scripts and content that are not this server's own.
@@ -52,13 +52,16 @@ class Guard:
         app: what answers then.
         token: what every request has, in its cookie or as the query's `t`.
         hosts: names, beside localhost and IP addresses, by which the server may be called.
+
+    Attributes:
+        cookie: name of the cookie that holds the token.
     """
 
     def __init__(self, app: App, *, token: str, hosts: Iterable[str] = ()) -> None:
         self._app = app
         self._token = token
         # Cookies do not distinguish ports: two viewers on one machine must not take each other's.
-        self._cookie = f"mm_assets_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+        self.cookie = f"mm_assets_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
         self._hosts = frozenset(name.lower() for name in hosts) | _LOCAL_NAMES
         self._in_flight = 0
 
@@ -116,7 +119,7 @@ class Guard:
             '<link rel="icon" href="/static/icon.svg">'
             f'<meta http-equiv="refresh" content="0; url={shown}"><p><a href="{shown}">Open the viewer</a>'
         )
-        answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
+        answer.set_cookie(self.cookie, self._token, httponly=True, samesite="strict", path="/")
         answer.headers["cache-control"] = "no-store"
         return answer
 
@@ -125,7 +128,7 @@ class Guard:
 
     def _cookie_of(self, headers: Headers) -> str | None:
         try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             return None
         return None if found is None else found.value
@@ -140,7 +143,7 @@ class Guard:
         if name in self._hosts:
             return True
         try:
-            # An address is not a name that somebody else's DNS could point here.
+            # An address is not a name, which a DNS server could point here.
             ipaddress.ip_address(name)
         except ValueError:
             return False

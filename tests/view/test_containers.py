@@ -117,7 +117,7 @@ def test_a_truncated_shard_shows_what_is_left(tmp_path: Path, view: Open, suffix
 
 
 def test_compressed_members_links_and_skipped_entries(tmp_path: Path, view: Open) -> None:
-    """A compressed text is shown as its text, a hard link as its target, and what is no sample is counted."""
+    """A compressed text is shown as its text, a hard link as its target, and other entries are counted."""
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as archive:
         for name, content in (("a.txt.gz", gzip.compress(b"inside")), ("b.txt", b"target"), ("._b.txt", b"fork")):
