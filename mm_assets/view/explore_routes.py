@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -71,8 +72,8 @@ def explore_routes(backend: Backend) -> list[BaseRoute]:
     ]
 
 
-async def _run(explorer: Explorer, work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(explorer.threads, work)
+async def _run(threads: Executor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 async def _about(explorer: Explorer | None, _request: Request) -> Response:
@@ -80,7 +81,7 @@ async def _about(explorer: Explorer | None, _request: Request) -> Response:
 
 
 async def _answer(explorer: Explorer, work: Callable[[Explorer, Request], Any], request: Request) -> Response:
-    return _json(await _run(explorer, partial(work, explorer, request)))
+    return _json(await _run(explorer.threads, partial(work, explorer, request)))
 
 
 def _json(value: Any) -> Response:
@@ -169,7 +170,7 @@ async def _body(request: Request) -> dict[str, Any]:
 async def _sql(explorer: Explorer, request: Request) -> Response:
     body = await _body(request)
     sql, key = body.get("sql", ""), body.get("id", "")[:64]
-    running = asyncio.ensure_future(_run(explorer, partial(explorer.query, sql, key)))
+    running = asyncio.ensure_future(_run(explorer.query_threads, partial(explorer.query, sql, key)))
     while not running.done():
         await asyncio.wait([running], timeout=0.5)
         if not running.done() and key and await request.is_disconnected():  # the page has been left
@@ -197,7 +198,7 @@ async def _select(explorer: Explorer, request: Request) -> Response:
         entries = [{**viewer.entry_json(entry, part), "part": part} for part, entry in cards]
         return {**answer, "entries": entries}
 
-    return _json(await _run(explorer, work))
+    return _json(await _run(explorer.query_threads, work))
 
 
 def _origin(explorer: Explorer, request: Request) -> dict[str, Any]:
@@ -249,7 +250,7 @@ async def _media(explorer: Explorer, request: Request) -> Response:
             raise NoSampleError("the content has no such media")
         return media.size, media.read, media.content_type
 
-    size, read, kind = await _run(explorer, work)
+    size, read, kind = await _run(explorer.threads, work)
     content_type, extra = served_type(kind)
     tag = hashlib.sha256(json.dumps([sorted(place.items()), name, size], default=str).encode()).hexdigest()[:32]
     return range_response(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -26,7 +27,10 @@ from mm_assets.view.backends.folder import FolderBackend, open_dataset_store
 
 __all__ = ["Explorer", "explorer_of"]
 
-THREADS = 4  # beside those that read samples, which a slow query must not hold
+THREADS = 3  # beside those that read samples, which a slow answer must not hold
+QUERIES = 2  # at a time; further ones wait, and hold no thread
+_LISTING_SECONDS = 10.0  # for which a list of relations is used again
+_CANCELLED = 64  # queries that were cancelled before they began
 PAGE = 50
 MAX_DIFF_PARTITIONS = 20  # that one request compares
 MAX_OPEN_ROWS = 32  # whose content is asked for in pieces
@@ -38,7 +42,9 @@ _COLUMN_ORDER = ("asc", "desc")
 def explorer_of(backend: Backend) -> Explorer | None:
     """The explorer of what is looked at, or None where it is not a dataset's folder, or a local manifest in one."""
     if isinstance(backend, FolderBackend):
-        return Explorer(backend.dataset, backend)
+        spec = backend.dataset.spec
+        # Without its declaration, what the folder is opened with is all that is known of its shards' storage.
+        return Explorer(DatasetStore(spec.replace(storage_options=spec.root_options)), backend)
     manifest = _MANIFEST.fullmatch(backend.title)
     if manifest is None or not is_local(manifest[1]):
         return None
@@ -59,34 +65,43 @@ class Explorer:
     Attributes:
         dataset: the same.
         threads: where its answers are made.
+        query_threads: where queries are waited for.
     """
 
     def __init__(self, dataset: DatasetStore, backend: Backend) -> None:
         self.dataset = dataset
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="explore")
+        self.query_threads = ThreadPoolExecutor(QUERIES, thread_name_prefix="queries")
         self._backend = backend
         self._lock = threading.Lock()
-        self._sandbox: Sandbox | None = None
+        self._sandbox: tuple[float, Sandbox] | None = None
+        self._cancelled: deque[str] = deque(maxlen=_CANCELLED)
         self._diffs: OrderedDict[tuple[str, str], history.VersionDiff] = OrderedDict()
         self._rows: OrderedDict[tuple[Any, ...], places.Found] = OrderedDict()
 
     def close(self) -> None:
         """Ends queries and threads."""
+        for threads in (self.threads, self.query_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._sandbox is not None:
-            self._sandbox.close()
-        self.threads.shutdown(wait=False, cancel_futures=True)
+            self._sandbox[1].close()
         with self._lock:
             self._rows.clear()
 
     # --- SQL ----------------------------------------------------------------------------------------------------------
 
     def sandbox(self) -> Sandbox:
-        """The sandbox over the tables that there are now."""
-        made = dataset_sandbox(self.dataset)
+        """The sandbox over the tables that there are, as they were listed some seconds ago at most."""
         with self._lock:
-            if self._sandbox is None or self._sandbox.names != made.names:  # a run has made further tables
-                self._sandbox = made
-            return self._sandbox
+            known = self._sandbox
+        if known is None or time.monotonic() - known[0] > _LISTING_SECONDS:
+            made = dataset_sandbox(self.dataset)
+            with self._lock:
+                # Another one only where a run has made further tables: running queries are found in the first.
+                is_same = self._sandbox is not None and self._sandbox[1].names == made.names
+                known = (time.monotonic(), self._sandbox[1] if self._sandbox is not None and is_same else made)
+                self._sandbox = known
+        return known[1]
 
     def relations(self) -> dict[str, Any]:
         """The relations and their columns."""
@@ -94,16 +109,21 @@ class Explorer:
 
     def query(self, sql: str, key: str) -> dict[str, Any]:
         """The result of a query, or why there is none and where in its text."""
+        with self._lock:
+            if key and key in self._cancelled:
+                return {"error": "cancelled", "line": None, "column": None}
         try:
             return self.sandbox().run(sql, key=key or None).to_json()
         except QueryError as error:
             return {"error": error.message, "line": error.line, "column": error.column}
 
     def cancel(self, key: str) -> dict[str, Any]:
-        """Ends a query; whether there was one."""
+        """Ends a query, or keeps it from beginning; whether it was running."""
         with self._lock:
-            sandbox = self._sandbox
-        return {"cancelled": sandbox is not None and sandbox.cancel(key)}
+            if key:
+                self._cancelled.append(key)
+            known = self._sandbox
+        return {"cancelled": known is not None and known[1].cancel(key)}
 
     def select(
         self, relation: str, where: str, order: str, direction: str, offset: int, limit: int

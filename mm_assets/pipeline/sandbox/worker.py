@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-import resource
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ __all__ = ["Refused", "check_statement", "main"]
 
 MAX_TEXT = 64 << 10  # characters of a query
 MAX_CELL = 4 << 10  # characters of one value in a result
+_PR_SET_PDEATHSIG = 1
 _FETCH = 64  # rows that become Python objects at a time
 _EXACT = 2**53  # whole numbers beyond it are not exact in a browser
 
@@ -179,14 +182,30 @@ def _connect(request: Mapping[str, Any]) -> Any:
 
 def _limit(memory: int, seconds: float) -> None:
     """Limits this process: more memory than now by `memory` bytes, its processor time, and no byte in any file."""
+    try:
+        import resource
+    except ImportError:  # not on this platform: DuckDB's own limit and the parent remain
+        return
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
     if pages:  # elsewhere address space says little, and DuckDB's own limit and the parent remain
         most = pages * resource.getpagesize() + memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    cpu = math.ceil(seconds) * 8 + 8  # of all threads; the parent ends it earlier unless it is gone
+    cpu = math.ceil(seconds) * 2 + 8  # of all threads; the parent ends it earlier unless it is gone
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _end_with_parent() -> None:
+    """Has this process killed when its parent ends, where the kernel can do that."""
+    if sys.platform == "linux":
+        import ctypes
+
+        parent = os.getppid()
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the call
+            sys.exit(1)
 
 
 def _cell(value: Any) -> Any:
@@ -264,6 +283,7 @@ def main() -> None:
 
     Without a query the answer is the columns of each relation.
     """
+    _end_with_parent()
     request = json.load(sys.stdin)
     answer: dict[str, Any]
     try:
