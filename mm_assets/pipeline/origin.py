@@ -114,6 +114,7 @@ class Found:
         size: bytes.
         read: the bytes at an offset, as many as asked for.
         close: releases its file.
+        num_held: bytes of it in memory.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Found:
     size: int
     read: Callable[[int, int], bytes]
     close: Callable[[], None]
+    num_held: int = 0
 
 
 def origins(dataset: DatasetStore, partition: str, sample_id: str) -> list[RowOrigin]:
@@ -333,7 +335,8 @@ def _held(name: str, content_type: str | None, content: bytes) -> Found:
     def read(offset: int, count: int) -> bytes:
         return content[offset : offset + count]
 
-    return Found(name=name, content_type=content_type, size=len(content), read=read, close=lambda: None)
+    size = len(content)
+    return Found(name=name, content_type=content_type, size=size, read=read, close=lambda: None, num_held=size)
 
 
 def _value(dataset: DatasetStore, key: str, column: str, number: int) -> Any:

@@ -19,6 +19,7 @@ from mm_assets.pipeline import drops as dropped
 from mm_assets.pipeline import origin as places
 from mm_assets.pipeline import scores as measures
 from mm_assets.pipeline import versions as history
+from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, ROWS
 from mm_assets.pipeline.sandbox import QueryError, Sandbox, dataset_sandbox
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.urls import is_local
@@ -34,9 +35,11 @@ _CANCELLED = 64  # queries that were cancelled before they began
 PAGE = 50
 MAX_DIFF_PARTITIONS = 20  # that one request compares
 MAX_OPEN_ROWS = 32  # whose content is asked for in pieces
+MAX_HELD_BYTES = 96 << 20  # of what cannot be read in pieces
 _DIFFS = 4
 _MANIFEST = re.compile(r"(.+?)/(?:manifests/[0-9a-f]{64}|manifest)\.json")
 _COLUMN_ORDER = ("asc", "desc")
+_ROW_TABLES = tuple(stage.tables[0].name for stage in (ROWS, MATERIALIZED_ROWS, FILTERED_ROWS))
 
 
 def explorer_of(backend: Backend) -> Explorer | None:
@@ -130,6 +133,8 @@ class Explorer:
     ) -> tuple[dict[str, Any], Sequence[tuple[str, Entry]]]:
         """Samples with a row that meets a condition, ordered by a column, and the cards of those that are packed.
 
+        `limit` and `offset` count rows, of which a page may have several of one sample.
+
         Raises:
             ConfigError: there is no such relation, or the direction is not one.
         """
@@ -138,10 +143,15 @@ class Explorer:
             raise ConfigError("arguments", "relation", f"{relation!r} is none of {', '.join(sandbox.names)}")
         if direction not in _COLUMN_ORDER:
             raise ConfigError("arguments", "direction", f"found {direction!r}, expected asc or desc")
-        head = f'select partition, sample_id, {_value_of(order, direction)} as value from "{relation}"'
-        condition = f"\nwhere (\n{where}\n)" if where.strip() else ""
-        # Nulls are last in both directions: they are the rows of other modalities.
-        end = f"\ngroup by all order by value {direction} nulls last, partition, sample_id"
+        column = '"' + order.replace('"', '""') + '"' if order else "null"
+        head = f'select partition, sample_id, {column} as value from "{relation}"'
+        # Of each row and without groups: DuckDB then holds the rows of this page and not the samples of the dataset.
+        conditions = [f"(\n{where}\n)"] if where.strip() else []
+        conditions += [f"{column} is not null"] if order else []
+        if not conditions and relation in _ROW_TABLES:
+            conditions = ["position = -1"]  # the metadata row, of which each sample has one
+        condition = f"\nwhere {' and '.join(conditions)}" if conditions else ""
+        end = f"\norder by value {direction}, partition, sample_id" if order else ""
         try:
             found = sandbox.run(f"{head}{condition}{end} limit {limit + 1} offset {offset}", max_rows=limit + 1)
         except QueryError as error:
@@ -149,7 +159,10 @@ class Explorer:
             in_condition = line is not None and 1 <= line <= where.count("\n") + 1
             place = {"line": line, "column": error.column} if in_condition else {"line": None, "column": None}
             return {"error": error.message, **place}, ()
-        rows = found.rows[:limit]
+        by_sample: dict[tuple[Any, Any], tuple[Any, ...]] = {}
+        for row in found.rows[:limit]:
+            by_sample.setdefault((row[0], row[1]), row)
+        rows = list(by_sample.values())
         cards = self._cards([(str(row[0]), str(row[1])) for row in rows])
         answer = {
             "rows": [{"partition": row[0], "sample_id": row[1], "value": row[2]} for row in rows],
@@ -187,11 +200,12 @@ class Explorer:
         if part:
             return part.partition("/")[0]
         try:
-            newest = history.find_version(self.dataset, "newest")
+            is_manifest = _MANIFEST.fullmatch(self._backend.title) is not None
+            shown = history.find_version(self.dataset, self._backend.title if is_manifest else "newest")
         except ConfigError:
             return None
-        keys = list(newest.partitions)
-        for key, end in zip(keys, accumulate(newest.partitions[key].num_samples for key in keys), strict=True):
+        keys = list(shown.partitions)
+        for key, end in zip(keys, accumulate(shown.partitions[key].num_samples for key in keys), strict=True):
             if index < end:
                 return key
         return None
@@ -230,8 +244,9 @@ class Explorer:
             found = self._content(of)
             with self._lock:
                 self._rows[key] = found
-                while len(self._rows) > MAX_OPEN_ROWS:
-                    self._rows.popitem(last=False)
+                held = sum(one.num_held for one in self._rows.values())
+                while len(self._rows) > MAX_OPEN_ROWS or (held > MAX_HELD_BYTES and len(self._rows) > 1):
+                    held -= self._rows.popitem(last=False)[1].num_held
         return found
 
     def _content(self, of: Mapping[str, Any]) -> places.Found:
@@ -355,11 +370,3 @@ def _named(version: str) -> str:
 def _loss_json(loss: Any) -> dict[str, Any]:
     found: dict[str, Any] = loss.to_json()
     return found
-
-
-def _value_of(order: str, direction: str) -> str:
-    """The value that a sample is ordered by: of several rows the one that comes first."""
-    if not order:
-        return "null"
-    column = '"' + order.replace('"', '""') + '"'
-    return f"{'min' if direction == 'asc' else 'max'}({column})"

@@ -123,6 +123,15 @@ def test_the_grid_is_filtered_and_ordered(client: TestClient) -> None:
     assert picture.headers["content-type"] == "image/jpeg"
 
 
+def test_a_sample_with_several_rows_is_one_card(client: TestClient) -> None:
+    """Rows of one sample are one card of a page, in the order of the first of them; without a condition each is one."""
+    found = get(client, "select", where="modality <> 'image'", order="modality", direction="desc")
+    ids = [entry["id"] for entry in found["entries"]]
+    assert ids == sorted(ids) == ["a1", "a3", "b0", "b1"]
+    assert [row["value"] for row in found["rows"]] == ["text"] * 4
+    assert [entry["id"] for entry in get(client, "select")["entries"]] == ids
+
+
 @pytest.mark.parametrize(
     ("where", "says"),
     [

@@ -206,7 +206,7 @@ async function showFilter(root, api, now) {
     if (found.error) return queryError(api, found, now.where ?? "", condition);
     const more = found.next === null ? null : api.link({ ...state, offset: found.next });
     const before = offset > 0 ? api.link({ ...state, offset: Math.max(offset - 50, 0) }) : null;
-    const said = found.entries.length ? `Samples ${count(offset)} to ${count(offset + found.entries.length - 1)}` : "No sample has such a row";
+    const said = found.entries.length ? `${plural(found.entries.length, "sample")}${offset ? ` after the first ${plural(offset, "row")}` : ""}${more ? ", and more" : ""}` : "No sample has such a row";
     say(said);
     return [
       h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), stepLink(api, "← Before", before, "prev"), stepLink(api, "After →", more, "next")),
