@@ -66,7 +66,7 @@ def content_item(name: str, content: Content, content_type: str | None = None) -
 def file_item(name: str, content: Content, content_type: str | None, *, trusted: bool = True) -> Item:
     """As `content_item`; a text type is taken at its word where a field, and not a source, says it."""
     head = content.head(_HEAD)
-    claimed = (content_type or content_type_of_name(name) or "").split(";", 1)[0].strip().lower()
+    claimed = (content_type or _type_of_name(name) or "").split(";", 1)[0].strip().lower()
     is_text = claimed.startswith("text/") or claimed in _TEXT or claimed in _JSON
     found = claimed if trusted and is_text else sniff_content_type(head) or claimed
     if not content.size:
@@ -84,6 +84,11 @@ def file_item(name: str, content: Content, content_type: str | None, *, trusted:
     except (MediaError, EncodeError, MissingExtraError) as error:
         reason = error.reason if isinstance(error, MediaError) else str(error)
         return unreadable_item(name, f"It cannot be shown: {reason}.", size=content.size, content_type=found or None)
+
+
+def _type_of_name(name: str) -> str | None:
+    """The type of a file's extension; of lyrics that of subtitles, which are read in the same way."""
+    return "application/x-subrip" if name.lower().endswith(".lrc") else content_type_of_name(name)
 
 
 def _is_image(content_type: str) -> bool:

@@ -10,16 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mm_assets.display.item import Item
+from mm_assets.display.item import MAX_DATA, Item, json_size
 from mm_assets.display.pages import boxes_of_pages
 from mm_assets.display.trees import bounded
+from mm_assets.display.words import MAX_SEGMENTS, timed_item
 from mm_assets.errors import ConfigError, EncodeError
+from mm_assets.fields.timed_text import TimedTextField
 from mm_assets.media.page_layouts import read_layout
 
 __all__ = ["linked"]
 
 _TIMES = ("timestamp", "timestamps", "time", "times", "t")
 _MAX_BLOCKS = 1000
+_WORD_LISTS = ("words", "chunks", "segments")  # as `TimedTextField` takes them
 
 
 def linked(items: Sequence[Item]) -> tuple[Item, ...]:
@@ -28,6 +31,8 @@ def linked(items: Sequence[Item]) -> tuple[Item, ...]:
     found = [_interleaved(item, found) for item in found]
     found = [_with_boxes(item, found) for item in found]
     clock = _clock(found)
+    if clock is not None:
+        found = [_with_words(item) for item in found]
     texts = next((item for item in found if item.kind == "document"), None)
     return tuple(_over(item, found, clock, texts) for item in found)
 
@@ -134,6 +139,25 @@ def _pictures(items: Sequence[Item]) -> dict[str, Any]:
         elif item.kind == "images":
             in_order += [{"item": item.name, "media": one["media"]} for one in item.data["frames"] if one["media"]]
     return {**by_name, "iterator": iter(in_order)}
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _with_words(item: Item) -> Item:
+    """JSON with the times of words, as aligners and recognizers write it, as texts that follow the clock too."""
+    value = item.data.get("value") if item.kind == "json" else None
+    if not isinstance(value, Mapping) or not any(isinstance(value.get(name), list) for name in _WORD_LISTS):
+        return item
+    field = TimedTextField(sort=True, untimed="drop", max_segments=MAX_SEGMENTS)
+    try:
+        segments = field.decode(*field.encode(value))
+    except EncodeError:  # lists of something else
+        return item
+    timed = timed_item(item.name, segments)
+    tree = bounded(value, 60_000)[0]  # the texts take the rest
+    small = {**timed.data, "value": tree}
+    return replace(item, data=small, media=timed.media) if segments and json_size(small) <= MAX_DATA else item
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------

@@ -276,6 +276,9 @@ def thumbnail_pixels(data: bytes, size: int) -> npt.NDArray[np.uint8]:
             data = TiffFrames(data).extract(0)
             info = probe_image(data)
         with open_with_pillow(data, info.codec) as image:
+            part = max(image.size) // (2 * size)
+            if part > 1 and image.mode in ("L", "RGB", "RGBA"):  # before anything is copied at its full size
+                image = image.reduce(part)
             pixels = pixels_of(image, info.channels)
     return np.ascontiguousarray(orient(shrunk_pixels(pixels, size), info.orientation))
 

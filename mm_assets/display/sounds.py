@@ -9,7 +9,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,40 +55,54 @@ _NATIVE = {  # how browsers know the types whose codecs they play
 
 def audio_item(name: str, content: Content, content_type: str) -> Item:
     """An audio file."""
-    is_small = content.size <= MAX_WHOLE
-    data = content.whole() if is_small else content.head(_HEAD)
-    start = size_of_id3(memoryview(data)) if data[:3] == b"ID3" else 0
-    found = sniff_content_type(data[start : start + 512]) or content_type if start else content_type
-    rate, channels, duration, subtype, length = _described(data, found, content.size)
-    if not duration:
+    if content.size > MAX_WHOLE:
+        return _large_item(name, content, content_type)
+    data = content.whole()
+    found = content_type
+    if data[:3] == b"ID3":
+        start = size_of_id3(memoryview(data))
+        found = sniff_content_type(data[start : start + 512]) or content_type
+    sound = _described(data, found, content.size)
+    if not sound.seconds:
         return unreadable_item(name, "The audio has no samples.", size=content.size, content_type=found)
-    facts = {"duration": human_seconds(duration), "rate": f"{rate:,} Hz", "channels": str(channels)}
-    facts |= {"type": subtype.replace("_", " "), "bytes": human_bytes(content.size)}
-    fields: dict[str, Any] = {"duration": duration, "audio": "audio"}
-    notes, media = [], []
-    native = _native_type(found, subtype)
-    if native is not None:
-        media.append(stored("audio", content, native))
-    elif not is_small:
-        reason = f"No browser plays {subtype}, and {human_bytes(content.size)} are too many to be decoded."
-        return Item(name=name, kind="unreadable", facts=facts, note=reason)
-    if is_small:
-        notes += _damage(data, found, length)
-        wav = made("wav", "audio/wav", partial(_made_wav, content, found, length))
-        if native is None:
-            media.append(Media(name="audio", content_type="audio/wav", make=wav.make))
-            longest = _MAX_WAV / 2 / max(channels, 1) / max(rate, 1)
-            notes.append(f"Played is a WAV that is made of the {subtype.replace('_', ' ')}.")
-            if duration > longest:
-                notes.append(f"It has the first {human_seconds(longest)}.")
-        elif native != "audio/wav":  # codecs that some builds of a browser leave out, or fail to seek in
-            media.append(wav)
-            fields["fallback"] = "wav"
-        media.append(made("peaks", "application/json", partial(_peaks_of_file, content, found, length)))
-        fields["peaks"] = "peaks"
-    else:
-        notes.append(f"No waveform is made of {human_bytes(content.size)}.")
+    fields: dict[str, Any] = {"duration": sound.seconds, "audio": "audio", "peaks": "peaks"}
+    notes = _damage(data, found, sound.length)
+    native = _native_type(found, sound.codec)
+    wav = made("wav", "audio/wav", partial(_made_wav, content, found, sound.length))
+    if native is None:
+        media = [Media(name="audio", content_type="audio/wav", make=wav.make)]
+        longest = _MAX_WAV / 2 / max(sound.channels, 1) / max(sound.rate, 1)
+        notes.append(f"Played is a WAV that is made of the {sound.codec.replace('_', ' ')}.")
+        if sound.seconds > longest:
+            notes.append(f"It has the first {human_seconds(longest)}.")
+    elif native == "audio/wav":
+        media = [stored("audio", content, native)]
+    else:  # some builds of a browser leave the codec out, or fail to seek in it
+        media = [stored("audio", content, native), wav]
+        fields["fallback"] = "wav"
+    media.append(made("peaks", "application/json", partial(_peaks_of_file, content, found, sound.length)))
+    facts = sound.facts(content.size)
     return Item(name=name, kind="audio", facts=facts, data=fields, media=tuple(media), note=" ".join(notes))
+
+
+def _large_item(name: str, content: Content, content_type: str) -> Item:
+    """A file of which only the head is read: it plays where a browser knows the codec, and has no waveform."""
+    facts = {"type": content_type.removeprefix("audio/"), "bytes": human_bytes(content.size)}
+    fields: dict[str, Any] = {"audio": "audio"}
+    native = _NATIVE.get(content_type, (None, None))[0]
+    if content_type in ("audio/wav", "audio/flac"):
+        try:
+            sound = _described(content.head(_HEAD), content_type, content.size)
+        except MediaError as error:
+            return unreadable_item(name, f"The audio cannot be shown: {error.reason}.", size=content.size)
+        facts, native = sound.facts(content.size), _native_type(content_type, sound.codec)
+        fields["duration"] = sound.seconds
+    if native is None:
+        reason = f"No browser plays it, and {human_bytes(content.size)} are too many to be decoded."
+        return Item(name=name, kind="unreadable", facts=facts, note=reason)
+    note = f"No waveform is made of {human_bytes(content.size)}."
+    media = (stored("audio", content, native),)
+    return Item(name=name, kind="audio", facts=facts, data=fields, media=media, note=note)
 
 
 def samples_item(name: str, shown: ShownSamples, payload: Content) -> Item:
@@ -123,17 +137,32 @@ def samples_item(name: str, shown: ShownSamples, payload: Content) -> Item:
     return Item(name=name, kind="audio", facts=facts, data=fields, media=media)
 
 
-def _described(data: bytes, content_type: str, size: int) -> tuple[int, int, float, str, int]:
-    """Sample rate, channels, seconds, codec and samples per channel (0: not counted) of a file."""
+class _Sound(NamedTuple):
+    """An audio file as its header describes it; `length` is its samples per channel, 0 where they are not counted."""
+
+    rate: int
+    channels: int
+    seconds: float
+    codec: str
+    length: int
+
+    def facts(self, size: int) -> dict[str, str]:
+        """For people."""
+        facts = {"duration": human_seconds(self.seconds), "rate": f"{self.rate:,} Hz", "channels": str(self.channels)}
+        return {**facts, "type": self.codec.replace("_", " "), "bytes": human_bytes(size)}
+
+
+def _described(data: bytes, content_type: str, size: int) -> _Sound:
     if CODEC_OF_TYPE.get(content_type) in ("mp4", "aac", "ac3", "matroska", "wavpack", "asf", "amr"):
         info = probe_video(data)  # headers: these have no exact length before they are decoded
         if not info.has_audio:
             raise MediaError("<audio>", "has no audio")
         codec = (info.audio_codec or "unknown").upper().removesuffix("_NATIVE")
-        return info.sample_rate, info.channels, info.duration_seconds or _counted(data, content_type), codec, 0
+        seconds = info.duration_seconds or _counted(data, content_type)
+        return _Sound(info.sample_rate, info.channels, seconds, codec, 0)
     found = probe_audio(data, size=size)
-    subtype = "MP3" if found.codec == "mp3" else found.subtype
-    return found.sample_rate, found.channels, found.duration_seconds, subtype, found.num_frames
+    codec = "MP3" if found.codec == "mp3" else found.subtype
+    return _Sound(found.sample_rate, found.channels, found.duration_seconds, codec, found.num_frames)
 
 
 def _counted(data: bytes, content_type: str) -> float:

@@ -16,9 +16,11 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 
-__all__ = ["MAX_IN_FLIGHT", "Guard", "plain_page"]
+from mm_assets.view.answers import plain_page
+
+__all__ = ["MAX_IN_FLIGHT", "Guard"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -152,33 +154,6 @@ class Guard:
 
 def _is_same_origin(origin: str | None, host: str) -> bool:
     return origin is not None and origin.partition("://")[2] == host
-
-
-def plain_page(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:
-    """What is wrong, in a sentence: a small page for a person, JSON for a script."""
-    return _Plain(status, title, detail, headers)
-
-
-class _Plain(Response):
-    def __init__(self, status: int, title: str, detail: str, headers: dict[str, str] | None) -> None:
-        self._title, self._detail = title, detail
-        self._extra = {"cache-control": "no-store", "vary": "accept", **(headers or {})}
-        super().__init__(status_code=status)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer: Response
-        if "text/html" in Headers(scope=scope).get("accept", ""):
-            title, detail = escape(self._title), escape(self._detail)
-            answer = HTMLResponse(
-                f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-                f'<link rel="icon" href="/static/icon.svg"><h1>{title}</h1>'
-                f'<p>{detail}<p><a href="/">To the samples</a>',
-                self.status_code,
-                self._extra,
-            )
-        else:
-            answer = JSONResponse({"error": self._title, "detail": self._detail}, self.status_code, self._extra)
-        await answer(scope, receive, send)
 
 
 def _with_headers(send: Send) -> Send:

@@ -282,6 +282,18 @@ def test_large_media_are_never_read_whole() -> None:
     assert content_item("a.jpg", Content(MAX_WHOLE + 1, lambda at, n: image_file()[at : at + n])).kind == "unreadable"
 
 
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [(b"ID3\4" + bytes(60), "audio"), (b"OggS" + bytes(60), "audio"), (b"FORM\0\0\0\0AIFF", "unreadable")],
+)
+def test_large_audio_plays_by_its_type(head: bytes, kind: str) -> None:
+    """Of a recording above the limit the head is enough to play it where browsers know the type."""
+    item = content_item("a", Content(1 << 32, lambda at, n: head[at : at + n].ljust(n, b"\0")))
+    check_item(item)
+    assert item.kind == kind
+    assert (item.medium("peaks"), bool(item.note)) == (None, True)
+
+
 def test_midi_is_notes() -> None:
     """Notes have onset, duration, pitch, velocity and channel; a great many are not all drawn."""
     item = item_of(midi_file(), "a.mid")

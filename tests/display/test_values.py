@@ -227,6 +227,16 @@ def test_words_and_series_follow_a_clip() -> None:
     assert {item.data.get("over") for item in linked(items[1:])} == {"audio", None}
 
 
+def test_word_times_in_json_follow_the_audio() -> None:
+    """JSON of an aligner beside a recording has its words with their times; other JSON has none."""
+    words = {"words": [{"start": 0.5, "end": 1.0, "word": "b"}, {"start": 0.0, "end": 0.5, "word": "a"}, {"word": "?"}]}
+    items = linked([shown(*CASES["audio"][:2], name="audio"), shown(JSONField(), words, "words.json")])
+    assert items[1].data["segments"] == [[0.0, 0.5, "a"], [0.5, 1.0, "b"]]
+    assert items[1].data["over"] == "audio"
+    other = linked([items[0], shown(JSONField(), {"words": ["a", "b"]}, "other.json")])
+    assert "segments" not in other[1].data
+
+
 def test_arrays_with_timestamps_become_series() -> None:
     """An array with a row for each timestamp of another is a series over those times."""
     field = NDArrayField()

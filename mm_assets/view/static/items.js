@@ -65,7 +65,8 @@ function tree(value, key, depth) {
 }
 
 function drawJSON(item, context) {
-  return [item.data.pages ? drawPage(item, context) : null, tree(item.data.value, null, item.data.pages ? 1 : 0)];
+  const { pages, segments, value } = item.data;
+  return [pages ? drawPage(item, context) : null, segments ? drawSegments(item, context) : null, tree(value, null, pages || segments ? 1 : 0)];
 }
 
 function drawUnknown(item) {
