@@ -19,7 +19,7 @@ for module in sys.argv[1:]:
     importlib.import_module(module)
 print(*{module.partition(".")[0] for module in sys.modules})
 """
-READING = ("formats", "media", "storage", "fields", "dataset", "loading")  # and the modules at the top
+READING = ("formats", "media", "storage", "fields", "display", "dataset", "loading")  # and the modules at the top
 HEAVY = {
     "pyarrow",
     "duckdb",

@@ -30,6 +30,7 @@ COMMANDS = (
     "stats",
     "sync",
     "losses",
+    "diff",
     "inspect",
     "verify",
     "convert",
@@ -37,6 +38,7 @@ COMMANDS = (
     "sql",
     "clean",
     "completion",
+    "view",
 )
 """Every command; it is the object `command` of the module of its name in this package."""
 

@@ -32,7 +32,7 @@ __all__ = [
     "storage_option",
 ]
 
-_SUGGESTED = re.compile(r"`mm-assets (plan|init|register|run|status|stats|sync|losses|add-stream|sql|clean)\b")
+_SUGGESTED = re.compile(r"`mm-assets (plan|init|register|run|status|stats|sync|losses|diff|add-stream|sql|clean)\b")
 _TAKES_SHARDS = ("plan", "init", "register", "run", "status", "sync")
 
 

@@ -8,6 +8,7 @@ opening needs no other argument. An absent value is None. Every error names the 
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -26,11 +27,14 @@ from mm_assets.dataset.writer import DatasetWriter, create, spec_of
 from mm_assets.errors import SchemaMismatchError
 from mm_assets.fields import ArraySpec, Field, SequenceField
 from mm_assets.fields.base import Out
-from mm_assets.formats import VerifyReport
+from mm_assets.formats import SampleIds, VerifyReport
 from mm_assets.formats.batch import Indices
+from mm_assets.formats.stored import StoredPayload
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from mm_assets.dataset.notebook import ShownSample
 
 __all__ = ["Batch", "Dataset", "DatasetWriter", "create", "open"]
 
@@ -215,6 +219,32 @@ class Dataset:
         stored = "" if self._files.selection is None else f" of {self._files.num_stored}"
         return f"Dataset({self.path!r}, {len(self)}{stored} samples)"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the modalities, how many samples have each, and the first samples."""
+        from mm_assets.dataset.notebook import dataset_html
+
+        return dataset_html(self)
+
+    def show(self, i: int, modalities: Sequence[str] | None = None) -> ShownSample:
+        """A sample as people see it: as the last line of a notebook's cell its pictures, players and texts.
+
+        Modalities that cannot be decoded say why, and do not hide the others.
+
+        Args:
+            i: index; negative counts from the end.
+            modalities: names to show; all by default.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+        """
+        from mm_assets.dataset.notebook import ShownSample, items_of
+
+        index = operator.index(i) % len(self) if -len(self) <= operator.index(i) < len(self) else i
+        items = items_of(self._files, self._fields, index, self._fields.choose(modalities))
+        return ShownSample(self.sample_ids[index], index, items)
+
     @property
     def names(self) -> tuple[str, ...]:
         """The modalities, in the file's order or in that given to `select_modalities`."""
@@ -243,7 +273,7 @@ class Dataset:
         return dict(self._files[0].schema)
 
     @property
-    def sample_ids(self) -> Sequence[str]:
+    def sample_ids(self) -> SampleIds:
         """The samples' ids in order; only those that are asked for are read."""
         return DatasetIds(self._files)
 
@@ -474,6 +504,26 @@ class Dataset:
             FormatError: the file is damaged there.
         """
         return self._raw.read(indices, modalities)
+
+    def stored(
+        self, indices: Indices, modalities: Sequence[str] | None = None
+    ) -> dict[str, list[StoredPayload | None]]:
+        """Where the payloads of samples are, to be read in parts: a film by what is played of it.
+
+        Args:
+            indices: repeats are fine, negative ones count from the end.
+            modalities: names, also of types that are not known here; all by default.
+
+        Returns:
+            Modality name to n payloads, None where absent. Nothing of their data has been read. They are valid after
+            `close`. Their checksums are not verified.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+        """
+        return self._raw.stored(indices, modalities)
 
     def stream_raw(self, batches: Iterable[Indices], modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:
         """The stored data bytes of one batch after the other, each as `read_raw`, the next one being read ahead.

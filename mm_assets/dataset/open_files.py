@@ -409,6 +409,21 @@ class DatasetIds(SampleIds):
                 found[row] = sample_id
         return found
 
+    def containing(self, text: str, start: int, stop: int) -> list[int]:
+        """As `SampleIds.containing`; the ids of a view are compared one by one."""
+        files = self._files
+        if files.selection is not None:
+            return super().containing(text, start, stop)
+        found: list[int] = []
+        while start < stop:
+            reader, local = files.locate(start)
+            end = min(local + stop - start, len(reader))
+            found += (start - local + row for row in reader.sample_ids.containing(text, local, end))
+            start += end - local
+            if reader.mapped is not None:  # a search of thousands of files would leave some pages of each resident
+                reader.mapped.drop(0, reader.mapped.size)
+        return found
+
     def __iter__(self) -> Iterator[str]:
         selection = self._files.selection
         if selection is None:

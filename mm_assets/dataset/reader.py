@@ -34,6 +34,7 @@ from mm_assets.fields.base import Out
 from mm_assets.formats import Column, Payload
 from mm_assets.formats.batch import Indices, spans
 from mm_assets.formats.fast_path import MultiFile, RawBatch, read_raw, scan_raw
+from mm_assets.formats.stored import StoredPayload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -254,6 +255,19 @@ class RawReader:
                     column[row] = view
         return found
 
+    def stored(
+        self, indices: Indices, modalities: Sequence[str] | None = None
+    ) -> dict[str, list[StoredPayload | None]]:
+        """As `Dataset.stored`."""
+        names = self._fields.choose(modalities)
+        positions = self._files.positions(indices)
+        found: dict[str, list[StoredPayload | None]] = {name: [None] * len(positions) for name in names}
+        for where, places in self._files.read_each(positions, partial(_locate_in_file, names=names)):
+            for name, payloads in places.items():
+                for row, payload in zip(where.tolist(), payloads, strict=True):
+                    found[name][row] = payload
+        return found
+
     def stream(self, batches: Iterable[Indices], modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:
         """As `Dataset.stream_raw`."""
         names = self._fields.choose(modalities)
@@ -311,6 +325,12 @@ class RawReader:
 
 def _read_file(reader: Reader, indices: npt.NDArray[np.int64], *, names: tuple[str, ...]) -> RawBatch:
     return read_raw(reader, indices, names)
+
+
+def _locate_in_file(
+    reader: Reader, indices: npt.NDArray[np.int64], *, names: tuple[str, ...]
+) -> dict[str, list[StoredPayload | None]]:
+    return reader.stored(indices, names)
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from mm_assets.errors import EncodeError, MediaError, optional_import
 from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, stored_array, truncated
 from mm_assets.fields.facts import Fact, MediaLength
+from mm_assets.fields.shown import ShownFile, ShownSamples, StoredBytes
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.sound_files import SHORT_SUBTYPES, OpenAudio, open_audio
 from mm_assets.media.sounds import AudioInfo, probe_audio
@@ -242,6 +243,14 @@ class AudioField(Field):
             _check_file(view, _CODEC_NAMES[codec], shape, rate, np.dtype(self.decoded))
         else:
             self._raw_samples(view, raw, shape)
+
+    def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownFile | ShownSamples:
+        """The file, or the samples as they are stored."""
+        rate, codec, shape = self._opened_record(metadata)
+        raw = _RAW_DTYPES.get(codec)
+        if raw is None:
+            return ShownFile(offset=0, size=stored.size)
+        return ShownSamples(offset=0, size=stored.size, sample_rate=rate, channels=shape[1], dtype=raw)
 
     def _opened_record(self, metadata: Buffer | np.void) -> tuple[int, int, tuple[int, int]]:
         """Rate, codec and shape of a payload, within the field's limits."""

@@ -13,10 +13,8 @@ values, its Arrow column, and the facts that checks judge.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
@@ -26,6 +24,8 @@ import numpy.typing as npt
 
 from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, TruncatedError
 from mm_assets.fields.facts import Fact
+from mm_assets.fields.records import record_struct
+from mm_assets.fields.shown import Shown, ShownFile, ShownValue, StoredBytes
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe
 
@@ -194,6 +194,9 @@ class Field(ABC):
     TAKES_ANY_BYTES: ClassVar[bool] = False
     """Whether any bytes are a value. Media among them are judged by the field that reads their type."""
 
+    SHOWN_TYPE: ClassVar[str | None] = None
+    """MIME type of stored bytes that do not show it themselves, such as text, for people who look at them."""
+
     FACTS: ClassVar[tuple[type[Fact], ...]] = ()
     """The kinds of fact that `facts` yields; empty where checks of time and place have nothing to judge."""
 
@@ -298,6 +301,17 @@ class Field(ABC):
             FormatError: the payload is damaged.
         """
         return iter(())
+
+    def shown(self, metadata: Buffer, stored: StoredBytes) -> Shown:
+        """How people see a payload: the file that is in it, or the value that it decodes to.
+
+        Raises:
+            FormatError: the payload is damaged.
+            MediaError: it is too large to be decoded for a look at it.
+        """
+        if self.keeps_bytes:
+            return ShownFile(offset=0, size=stored.size, content_type=self.SHOWN_TYPE)
+        return ShownValue(value=self.decode(metadata, stored.whole()))
 
     @property
     def arrow_type(self) -> pa.DataType | None:
@@ -449,12 +463,12 @@ class Field(ABC):
 
     def _pack_record(self, *values: Any) -> bytes:
         """The metadata record of values in the order of `metadata_type`: without pads, arrays as their elements."""
-        return _record_struct(self.metadata_type).pack(*values)
+        return record_struct(self.metadata_type).pack(*values)
 
     def _unpack_record(self, metadata: Buffer | np.void) -> tuple[Any, ...]:
         """The record's values as Python objects, as `_pack_record` takes them; texts with their trailing zeros."""
         view = as_bytes_view(metadata.tobytes() if isinstance(metadata, np.void) else metadata)
-        layout = _record_struct(self.metadata_type)
+        layout = record_struct(self.metadata_type)
         if len(view) != layout.size:
             raise truncated("metadata record is of the wrong size", found=len(view), expected=layout.size)
         return layout.unpack(view)
@@ -561,28 +575,6 @@ class Field(ABC):
             detail = f"{place}: {error.detail}" if place else error.detail
             return type(error)(error.path, detail, found=error.found, expected=error.expected)
         return EncodeError(f"{type(self).__name__}, {place}: {error}" if place else f"{type(self).__name__}: {error}")
-
-
-_STRUCT_CODES = {"|u1": "B", "|i1": "b", "<u2": "H", "<i2": "h", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}
-_STRUCT_CODES |= {"<f2": "e", "<f4": "f", "<f8": "d", "|b1": "?"}
-
-
-@functools.lru_cache(maxsize=256)
-def _record_struct(kind: np.dtype[np.void]) -> struct.Struct:
-    """Packs and unpacks a record as Python objects, several times faster than NumPy."""
-    codes = "<"
-    for name in kind.names or ():
-        part = kind[name]
-        if name == "_pad":
-            codes += f"{part.itemsize}x"
-        elif part.kind in "SV" and not part.shape:
-            codes += f"{part.itemsize}s"
-        else:
-            codes += f"{math.prod(part.shape)}{_STRUCT_CODES.get(part.base.str, '?')}"
-    layout = struct.Struct(codes)
-    if layout.size != kind.itemsize or any(kind[name].base.str[0] == ">" for name in kind.names or ()):
-        raise TypeError(f"found the metadata_type {kind}, expected little-endian numbers without gaps")
-    return layout
 
 
 def batch_array(count: int, layout: ArraySpec, out: Out | None, name: str) -> npt.NDArray[Any]:

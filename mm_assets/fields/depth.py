@@ -18,6 +18,7 @@ from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corr
 from mm_assets.fields.image import DEFAULT_MAX_PIXELS
 from mm_assets.fields.image_pillow import open_with_pillow
 from mm_assets.fields.ndarray import array_of_npy, is_npy
+from mm_assets.fields.shown import ShownMap, StoredBytes
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
 from mm_assets.summaries import describe
@@ -220,6 +221,13 @@ class DepthField(Field):
         """Return (H, W); what is stored raw is a read-only view of the payload."""
         values = self._stored(metadata, data)
         return values if self.decoded == "stored" else self._metres(values, np.empty(values.shape, np.float32))
+
+    def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownMap:
+        """The map, in metres where it is known what a step is."""
+        values = self._stored(metadata, stored.whole())
+        if self.metres_per_step is None:
+            return ShownMap(values=values)
+        return ShownMap(values=self._metres(values, np.empty(values.shape, np.float32)), unit="m")
 
     def _decode_into(self, metadata: Buffer, data: Buffer, target: npt.NDArray[Any]) -> None:
         values = self._stored(metadata, data)

@@ -19,6 +19,7 @@ from mm_assets.fields.document_payload import RECORD, Head, OpenDocument, check_
 from mm_assets.fields.facts import Boxes, Fact
 from mm_assets.fields.image import ImageField
 from mm_assets.fields.plain import json_of_utf8
+from mm_assets.fields.shown import ShownFile, ShownPages, StoredBytes
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
 from mm_assets.media.page_layouts import AUTO, LAYOUTS, LayoutMap, layout_map, read_layout
@@ -347,6 +348,14 @@ class DocumentField(Field):
     def decode_layout(self, metadata: Buffer | np.void, data: Buffer) -> PageLayout | None:
         """Return the layout, decoding no page; None where the document has none; errors as `decode`."""
         return self._layout_of(self._open(metadata, data))
+
+    def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownPages:
+        """The page images and the layout, also where boxes reach beyond their page."""
+        lenient = dataclasses.replace(self, normalize=False, outside="keep")
+        opened = lenient._open(metadata, stored.whole())
+        ranges = [opened.image_range(index) for index in range(opened.head.num_pages)] if opened.has_images else []
+        pages = [ShownFile(offset=start, size=end - start) for start, end in ranges]
+        return ShownPages(pages=pages, layout=lenient._layout_of(opened))
 
     def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Boxes]:
         """The boxes as stored, also where `decode` refuses their places; none where `outside` is ``keep``."""

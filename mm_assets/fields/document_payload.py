@@ -271,8 +271,13 @@ class OpenDocument:
 
     def image(self, index: int) -> tuple[memoryview, memoryview]:
         """Record and data of a page's image."""
-        start, end = self._columns["image_offsets"][index : index + 2].tolist()
+        start, end = self.image_range(index)
         return memoryview(self._columns["image_records"][index]), self._view[start:end]
+
+    def image_range(self, index: int) -> tuple[int, int]:
+        """Where a page's image begins and ends in the data."""
+        start, end = self._columns["image_offsets"][index : index + 2].tolist()
+        return start, end
 
     def layout(self) -> PageLayout:
         """The layout, all of it checked; `FormatError` where it contradicts itself."""

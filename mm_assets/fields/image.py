@@ -45,6 +45,7 @@ from mm_assets.fields.image_decode import (
     with_channels,
 )
 from mm_assets.fields.image_resize import RESIZES, Box, place, resample, resize, scratch
+from mm_assets.fields.shown import ShownFile, StoredBytes
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import ImageInfo, probe_image
 from mm_assets.summaries import describe
@@ -189,6 +190,10 @@ class ImageField(Field):
         if size is None or self.channels is None or self.frames == "all":
             return None
         return ArraySpec((*size, self.channels), np.dtype(np.uint8))
+
+    def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownFile:
+        """The image file, which is stored whatever the encoding."""
+        return ShownFile(offset=0, size=stored.size)
 
     # --- encode -------------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from mm_assets.fields.base import (
 from mm_assets.fields.image import DEFAULT_MAX_PIXELS, ImageField
 from mm_assets.fields.image_resize import RESIZES, place, resize
 from mm_assets.fields.plain import TextField
+from mm_assets.fields.shown import ShownFile, ShownPair, StoredBytes
 from mm_assets.fields.tokens import TokensField
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import ArrayValue, describe
@@ -327,6 +328,17 @@ class ImageTextPairField(Field):
     def text(self, metadata: Buffer | np.void, data: Buffer) -> str | None:
         """Return the text where it is stored, without reading the image; errors as `decode`."""
         return _Pair(self, metadata, data).text()
+
+    def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownPair:
+        """The image with its text, tokens and score."""
+        data = stored.whole()
+        pair = _Pair(self, metadata, data)
+        return ShownPair(
+            image=ShownFile(offset=len(data) - len(pair.image), size=len(pair.image)),
+            text=pair.text(),
+            tokens=self._tokens_field.shown_ids(pair.token_record, pair.tokens),
+            score=None if math.isnan(pair.clip_score) else pair.clip_score,
+        )
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
         """Return the image, the text (its ids where the text itself is not stored), and the score as JSON text."""

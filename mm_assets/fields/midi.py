@@ -61,6 +61,7 @@ class MIDIField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 41
+    SHOWN_TYPE: ClassVar[str] = "audio/midi"
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
         [
             ("num_notes", "<u4"),

@@ -63,6 +63,7 @@ class TextField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 2
+    SHOWN_TYPE: ClassVar[str] = "text/plain"
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype([("num_code_points", "<u4"), ("_pad", "<u4")])
     keeps_bytes: ClassVar[bool] = True
 
@@ -149,6 +150,7 @@ class JSONField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 3
+    SHOWN_TYPE: ClassVar[str] = "application/json"
     HOLDS_JSON: ClassVar[bool] = True
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype([("kind", "u1"), ("_pad", "u1", (7,))])
     keeps_bytes: ClassVar[bool] = True  # JSON text

@@ -22,6 +22,7 @@ from mm_assets.fields.base import (
     corrupt,
     truncated,
 )
+from mm_assets.fields.shown import Shown, ShownList, StoredBytes
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe
 
@@ -179,12 +180,25 @@ class SequenceField(Field):
         for position, _, content in self.item_payloads(metadata, data):
             yield Item("", position, content)
 
-    def _open(self, metadata: Buffer | np.void, data: Buffer) -> _Items:
+    def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownList:
+        """Each item as its field shows it, without reading any but those that it reads."""
+        return ShownList(items=list(self._shown_items(metadata, stored)))
+
+    def _shown_items(self, metadata: Buffer, stored: StoredBytes) -> Iterator[tuple[int, StoredBytes, Shown]]:
+        num_items, size = self._unpack_record(metadata)[0], self.inner.metadata_type.itemsize
+        tables = stored.read(0, min(_starts(num_items, size)[2], stored.size))
+        items = self._open(metadata, tables, size=stored.size)
+        for index in range(len(items)):
+            position, record, start, end = items.place(index)
+            content = stored.part(start, end - start)
+            yield position, content, self._within(f"item {index}", self.inner.shown, record, content)
+
+    def _open(self, metadata: Buffer | np.void, data: Buffer, *, size: int | None = None) -> _Items:
         num_items, type_id, metadata_size = self._unpack_record(metadata)
         expected = (self.inner.TYPE_ID, self.inner.metadata_type.itemsize)
         if (type_id, metadata_size) != expected:
             raise corrupt("items are not of the field's type", found=(type_id, metadata_size), expected=expected)
-        return _Items(num_items, metadata_size, as_bytes_view(data))
+        return _Items(num_items, metadata_size, as_bytes_view(data), size)
 
     def _decode_item(self, items: _Items, index: int) -> tuple[int, Any]:
         position, metadata, data = items.payload(index)
@@ -202,11 +216,15 @@ def _starts(num_items: int, metadata_size: int) -> tuple[int, int, int]:
 
 
 class _Items:
-    """The parts of a payload, checked: positions increase, items lie one after the other and end with the data."""
+    """The parts of a payload, checked: positions increase, items lie one after the other and end with the data.
+
+    With a `size`, the view is only what is before the items of data of that many bytes.
+    """
 
     __slots__ = ("_metadata_size", "_offsets", "_positions", "_records_start", "_view")
 
-    def __init__(self, num_items: int, metadata_size: int, view: memoryview) -> None:
+    def __init__(self, num_items: int, metadata_size: int, view: memoryview, size: int | None = None) -> None:
+        size = len(view) if size is None else size
         offsets_start, self._records_start, items_start = _starts(num_items, metadata_size)
         if items_start > len(view):
             raise truncated("sequence is shorter than its tables", found=len(view), expected=items_start)
@@ -214,9 +232,9 @@ class _Items:
         # Tuples and not arrays: most sequences are short, and each call of NumPy costs more than their few items.
         positions = self._positions = unpack_from(f"<{num_items}i", view)
         offsets = self._offsets = unpack_from(f"<{num_items + 1}Q", view, offsets_start)
-        if offsets[0] != items_start or offsets[-1] != len(view):
+        if offsets[0] != items_start or offsets[-1] != size:
             found = (offsets[0], offsets[-1])
-            raise corrupt("items do not fill the data", found=found, expected=(items_start, len(view)))
+            raise corrupt("items do not fill the data", found=found, expected=(items_start, size))
         if any(map(gt, offsets, offsets[1:])):
             raise corrupt("items are out of order", found="decreasing offsets", expected="increasing ones")
         if (positions and positions[0] < 0) or any(map(ge, positions, positions[1:])):
@@ -225,8 +243,13 @@ class _Items:
     def __len__(self) -> int:
         return len(self._positions)
 
-    def payload(self, index: int) -> tuple[int, memoryview, memoryview]:
-        """Position, metadata record and data of an item."""
+    def place(self, index: int) -> tuple[int, memoryview, int, int]:
+        """Position and metadata record of an item, and where its data begins and ends."""
         record = self._records_start + index * self._metadata_size
         metadata = self._view[record : record + self._metadata_size]
-        return self._positions[index], metadata, self._view[self._offsets[index] : self._offsets[index + 1]]
+        return self._positions[index], metadata, self._offsets[index], self._offsets[index + 1]
+
+    def payload(self, index: int) -> tuple[int, memoryview, memoryview]:
+        """Position, metadata record and data of an item."""
+        position, metadata, start, end = self.place(index)
+        return position, metadata, self._view[start:end]

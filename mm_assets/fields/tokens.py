@@ -27,6 +27,7 @@ from mm_assets.fields.base import (
     truncated,
 )
 from mm_assets.fields.ndarray import array_of_npy, is_npy
+from mm_assets.fields.shown import ShownTokens, StoredBytes
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.tokenizers import Tokenizer, TokenizerRef, tokenizer_ref
 from mm_assets.summaries import describe
@@ -212,6 +213,17 @@ class TokensField(Field):
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
         """Return (num_tokens,) ids; a read-only view where `decoded` is how they are stored."""
         return self._stored(metadata, data).astype(self.decoded, copy=False)
+
+    def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownTokens:
+        """The ids, and their text where the tokenizer is loaded."""
+        return self.shown_ids(metadata, stored.whole())
+
+    def shown_ids(self, metadata: Buffer | np.void, data: Buffer) -> ShownTokens:
+        """As `shown`, of bytes at hand."""
+        reference: TokenizerRef | None = self.tokenizer
+        text_of = None if reference is None else getattr(reference.tokenizer, "decode", None)
+        name = "" if reference is None else reference.name
+        return ShownTokens(ids=self._stored(metadata, data), text_of=text_of, tokenizer=name)
 
     def _stored(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
         """The ids as they are stored, checked, truncated to `max_tokens`."""

@@ -21,8 +21,10 @@ from mm_assets.fields import video_frames, video_sound
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import ArraySpec, Encoded, Field, Item, Part, as_bytes_view, corrupt, is_int, truncated
 from mm_assets.fields.facts import ClipLengths, Fact, MediaLength
+from mm_assets.fields.shown import ShownClip, StoredBytes
 from mm_assets.fields.video_frames import encode_frames, fill_frames, index_of
 from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, RECORD, SQUARE, VIDEO_PART, Record
+from mm_assets.fields.video_shown import shown_clip
 from mm_assets.fields.video_sound import brought_to, decoded_size, stored_sound, timing_at
 from mm_assets.fields.video_source import Plan, Source, clip_sound, plan_of, source_of
 from mm_assets.fields.video_values import Clip, VideoAudio, VideoFile
@@ -448,6 +450,10 @@ class SyncedVideoAudioField(Field):
         record = Record(*self._unpack_record(metadata))
         record.check(max_pixels=self.max_pixels)
         return record
+
+    def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownClip:
+        """The clip's files; of frames that are JPEGs the range of each."""
+        return shown_clip(self._record_of(metadata), stored)
 
     def _open(self, metadata: Buffer | np.void, data: Buffer) -> tuple[Record, memoryview, memoryview]:
         record = self._record_of(metadata)

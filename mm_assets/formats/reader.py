@@ -43,6 +43,7 @@ from mm_assets.formats.records import (
 )
 from mm_assets.formats.report import FileDamage, VerifyReport
 from mm_assets.formats.sample_ids import NumberedIds, SampleIds, StoredIds
+from mm_assets.formats.stored import StoredPayload
 from mm_assets.formats.tail import SECTION_NAMES, Section, Tail, Window, check_descriptor
 
 if TYPE_CHECKING:
@@ -406,6 +407,41 @@ class PackedReader(ABC):
             wanted = self.names if names is None else names
             return {name: self.read_payload(i, name, verify=verify) for name in wanted}
         return {name: payloads[0] for name, payloads in self.read_samples([i], names, verify=verify).items()}
+
+    def stored(self, indices: Indices, names: Sequence[str] | None = None) -> dict[str, list[StoredPayload | None]]:
+        """Where the payloads of samples are, to be read in parts, by modality; None where absent. Reads no data.
+
+        Args:
+            indices: of the samples, repeats allowed; negative count from the end.
+            names: modalities; all by default.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            CorruptError: a payload is out of place.
+        """
+        numbers = list(dict.fromkeys(self._numbers_of(names)))
+        checked = check_indices(indices, self._num_samples, self.path)
+        found: dict[str, list[StoredPayload | None]] = {}
+        for number, places in self._locate(checked, numbers).items():
+            record_size = self.modalities[number].metadata_size
+            records = [None] * len(checked) if places.records is None else [row.tobytes() for row in places.records]
+            before = record_size if places.records is None else 0  # of `ptrs`, bytes that are not data
+            facts = (places.present.tolist(), places.ptrs.tolist(), places.sizes.tolist(), places.crcs.tolist())
+            found[self.names[number]] = [
+                StoredPayload(
+                    source=self._source,
+                    offset=ptr + before,
+                    size=size - before,
+                    record_size=record_size,
+                    record=record,
+                    crc32c=crc if self.has_checksums else None,
+                )
+                if present
+                else None
+                for present, ptr, size, crc, record in zip(*facts, records, strict=True)
+            ]
+        return found
 
     def checksums(self, name: str) -> npt.NDArray[np.uint32]:
         """CRC-32C of every payload: (N,) uint32, 0 where absent; computed where the file has none.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import CorruptError
 from mm_assets.formats.batch import check_index, spans
-from mm_assets.formats.byte_source import ByteSource, Table, view_block
+from mm_assets.formats.byte_source import ByteSource, Table, drop_pages, view_block
 from mm_assets.formats.records import Buffer
 
 ITERATION_BLOCK = 1 << 14  # ids read together while iterating
@@ -141,6 +141,15 @@ class SampleIds(Sequence[str]):
             CorruptError: the ids section is damaged.
         """
 
+    def containing(self, text: str, start: int, stop: int) -> list[int]:
+        """The indices from `start` to before `stop`, within the sequence, of ids that contain a text, ascending.
+
+        Raises:
+            CorruptError: an offset is out of place, or an id that is compared is not UTF-8.
+        """
+        ids = self._get_many(range(start, stop))
+        return [start + row for row, sample_id in enumerate(ids) if text in sample_id]
+
     def __len__(self) -> int:
         return self._count
 
@@ -231,6 +240,34 @@ class StoredIds(SampleIds):
         if int(offsets[-1]) > self._blob_size:
             raise self._corrupt(None, "an offset is out of place", int(offsets[-1]), f"at most {self._blob_size}")
         return offsets
+
+    def containing(self, text: str, start: int, stop: int) -> list[int]:
+        """As `SampleIds.containing`, by a search of the stored bytes: no id becomes a string.
+
+        Pages of a mapped file that were searched leave this process' resident memory.
+        """
+        try:
+            wanted = text.encode()
+        except UnicodeEncodeError:
+            return []  # a lone surrogate cannot be in a file
+        found: list[int] = []
+        for first in range(start, stop, ITERATION_BLOCK):
+            last = min(first + ITERATION_BLOCK, stop)
+            offsets = self._checked(self._offsets.span(first, last + 1), first)
+            base = int(offsets[0])
+            block = bytes(view_block(self._source, self._blob_ptr + base, int(offsets[-1]) - base))
+            bounds = (offsets - offsets[0]).astype(np.int64)
+            at = block.find(wanted)
+            while at >= 0:
+                row = int(bounds.searchsorted(at, "right")) - 1
+                if at + len(wanted) <= bounds[row + 1]:
+                    found.append(first + row)
+                    at = block.find(wanted, int(bounds[row + 1]))
+                else:  # it begins in one id and ends in another
+                    at = block.find(wanted, at + 1)
+            drop_pages(self._source, self._offsets.ptr + 8 * first, 8 * (last - first))
+            drop_pages(self._source, self._blob_ptr + base, len(block))
+        return found
 
     def check(self) -> None:
         """Reads every id.

@@ -6,12 +6,15 @@ import math
 import struct
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.video import DEFAULT_MAX_PIXELS, decoded_frames, open_media, video_stream_of
 
-__all__ = ["Picture", "has_high_range", "picture_of"]
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+__all__ = ["Picture", "has_high_range", "orientation_of", "picture_of"]
 
 _MATRIX = struct.Struct("=9i")
 _TRANSFERS = {1: "bt709", 6: "smpte170m", 8: "linear", 13: "srgb", 14: "bt2020", 15: "bt2020", 16: "pq", 18: "hlg"}
@@ -64,17 +67,22 @@ def picture_of(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture
         frame = None if stream is None else next(decoded_frames(container, stream), None)
         if stream is None or frame is None:
             return None
-        matrix: Any = frame.side_data.get("DISPLAYMATRIX")
         aspect = stream.sample_aspect_ratio or stream.codec_context.sample_aspect_ratio
         is_plausible = aspect is not None and Fraction(1, _MAX_ASPECT) <= aspect <= _MAX_ASPECT
         return Picture(
-            orientation=1 if matrix is None else _orientation(bytes(matrix)),
+            orientation=orientation_of(frame),
             pixel_aspect=Fraction(aspect) if aspect is not None and is_plausible else Fraction(1),
             is_interlaced=frame.interlaced_frame,
             bits=max(part.bits for part in frame.format.components),
             transfer=_named(_TRANSFERS, int(frame.color_trc)),
             primaries=_named(_PRIMARIES, int(frame.color_primaries)),
         )
+
+
+def orientation_of(frame: VideoFrame) -> int:
+    """How a decoded frame must be turned to be upright, as EXIF numbers it."""
+    matrix: Any = frame.side_data.get("DISPLAYMATRIX")
+    return 1 if matrix is None else _orientation(bytes(matrix))
 
 
 def has_high_range(data: Buffer) -> bool:

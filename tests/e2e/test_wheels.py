@@ -16,7 +16,7 @@ from ..pipeline.chain import declare, run_chain
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "mm_assets"
 DEMO = PACKAGE / "defs" / "demo"
-READER = ("formats", "media", "storage", "fields", "dataset", "loading")
+READER = ("formats", "media", "storage", "fields", "display", "dataset", "loading")
 TOP_LEVEL = ("__init__.py", "errors.py", "summaries.py", "py.typed")
 
 USER_PROGRAM = """

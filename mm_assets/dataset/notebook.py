@@ -1,0 +1,116 @@
+"""A dataset and its samples as notebooks show them: HTML of `mm_assets.display`, made when a cell is shown."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from mm_assets.dataset.decoding import locate
+from mm_assets.display import Content, Item, absent_item, content_item, linked, sample_html, thumbnail, value_item
+from mm_assets.display.item import unreadable_item
+from mm_assets.errors import FormatError, MmAssetsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mm_assets.dataset.codecs import DatasetFields
+    from mm_assets.dataset.dataset import Dataset
+    from mm_assets.dataset.open_files import OpenFiles
+
+__all__ = ["ShownSample", "dataset_html", "items_of"]
+
+_NUM_SAMPLES = 4  # that the page of a dataset shows
+_MAX_COUNTED = 200_000  # samples whose presence is counted for it
+_THUMBNAIL = 160
+_WORDS = 120  # characters of a text in a table's cell
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSample:
+    """A sample as people see it; the last line of a notebook's cell shows it.
+
+    Attributes:
+        sample_id: of the sample.
+        index: of the sample in its dataset.
+        items: one for each modality.
+    """
+
+    sample_id: str
+    index: int
+    items: tuple[Item, ...]
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{item.name}: {item.kind}" for item in self.items)
+        return f"ShownSample({self.sample_id!r}, index {self.index}, {kinds})"
+
+    def _repr_html_(self) -> str:
+        """HTML that stands alone: no script, every text escaped, media within a budget."""
+        return f"<div><b>{escape(self.sample_id)}</b> (index {self.index:,})</div>{sample_html(self.items)}"
+
+
+def items_of(files: OpenFiles, fields: DatasetFields, index: int, names: Sequence[str]) -> tuple[Item, ...]:
+    """The modalities of a sample as items; damage is one item's note, and does not hide the others."""
+    reader, local = files.place(index)
+    found = []
+    for name in names:
+        try:
+            payload = reader.read_sample(local, [name], verify=files.files.verify)[name]
+        except FormatError as error:
+            found.append(unreadable_item(name, str(locate(error, name, (reader.path, local)))))
+            continue
+        if payload is None:
+            found.append(absent_item(name))
+            continue
+        content, field = Content.of(payload.data), fields.known.get(name)
+        if field is None:  # of a type that is not known here: its bytes may show what they are
+            found.append(content_item(name, content))
+        else:
+            found.append(value_item(name, field, content, payload.metadata))
+    return linked(found)
+
+
+def dataset_html(dataset: Dataset) -> str:
+    """A dataset as HTML: its modalities with their fields and counts, and its first samples."""
+    count, fields = len(dataset), dataset.fields
+    rows = [
+        f"<tr><td>{escape(name)}</td><td>{_field_words(fields.get(name))}</td><td>{_presence(dataset, name)}</td></tr>"
+        for name in dataset.names
+    ]
+    head = f"<div><b>Dataset</b> <code>{escape(str(dataset.path))}</code>, {count:,} samples</div>"
+    table = f"<table><tr><th>modality</th><th>field</th><th>present</th></tr>{''.join(rows)}</table>"
+    samples = [_card(dataset, index) for index in range(min(count, _NUM_SAMPLES))]
+    return f'{head}{table}<div style="display:flex;flex-wrap:wrap;gap:8px">{"".join(samples)}</div>'
+
+
+def _field_words(field: object) -> str:
+    return "not known here" if field is None else escape(type(field).__name__)
+
+
+def _presence(dataset: Dataset, name: str) -> str:
+    if len(dataset) > _MAX_COUNTED:
+        return "not counted"
+    try:
+        return f"{int(dataset.presence(name).sum()):,}"
+    except MmAssetsError as error:
+        return escape(str(error))
+
+
+def _card(dataset: Dataset, index: int) -> str:
+    style = "border:1px solid #8884;border-radius:6px;padding:6px;width:180px;overflow:hidden"
+    try:
+        shown = dataset.show(index)
+    except MmAssetsError as error:
+        return f'<div style="{style}">{index:,}: {escape(str(error))}</div>'
+    parts = [f"<div><b>{escape(shown.sample_id)}</b></div>"]
+    picture = next((found for item in shown.items if (found := thumbnail(item, _THUMBNAIL))), None)
+    if picture is not None:
+        data = base64.b64encode(picture).decode("ascii")
+        parts.append(f'<img src="data:image/jpeg;base64,{data}" alt="" style="max-width:100%">')
+    text = next((str(item.data["text"]) for item in shown.items if item.kind == "text" and item.data.get("text")), "")
+    if text:
+        parts.append(f"<div>{escape(text[:_WORDS])}{'…' if len(text) > _WORDS else ''}</div>")
+    kinds = ", ".join(f"{item.name}: {item.kind}" for item in shown.items)
+    parts.append(f'<div style="opacity:.7;font-size:80%">{escape(kinds)}</div>')
+    return f'<div style="{style}">{"".join(parts)}</div>'

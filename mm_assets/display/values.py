@@ -1,0 +1,252 @@
+"""Values as items: payloads of fields as their field describes them, and plain values of a table's column."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+
+from mm_assets.display.clips import clip_item
+from mm_assets.display.content import content_item, file_item
+from mm_assets.display.item import (
+    MAX_DATA,
+    Content,
+    Item,
+    Media,
+    absent_item,
+    finite,
+    human_bytes,
+    json_size,
+    unreadable_item,
+)
+from mm_assets.display.numbers import array_item, map_item, series_item
+from mm_assets.display.pages import pages_item
+from mm_assets.display.pictures import MAX_FRAMES, frames_item
+from mm_assets.display.sounds import samples_item
+from mm_assets.display.trees import text_item, tree_item
+from mm_assets.display.words import timed_item, tokens_data, tokens_item
+from mm_assets.errors import EncodeError, FormatError, MediaError, MissingExtraError
+from mm_assets.fields.base import Field
+from mm_assets.fields.series_value import TimeSeries
+from mm_assets.fields.shown import (
+    Shown,
+    ShownClip,
+    ShownFile,
+    ShownList,
+    ShownMap,
+    ShownPages,
+    ShownPair,
+    ShownSamples,
+    ShownTokens,
+    ShownValue,
+    StoredBytes,
+)
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.subtitles import TimedSegment
+
+__all__ = ["column_item", "value_item"]
+
+
+def value_item(name: str, field: Field, payload: Content, metadata: Buffer = b"") -> Item:
+    """What people see of a packed payload.
+
+    Args:
+        name: of the modality.
+        field: its field; any registered one.
+        payload: its data bytes.
+        metadata: its metadata record.
+    """
+    try:
+        item = _show(field.shown(metadata, payload), name, payload)
+    except FormatError as error:
+        return unreadable_item(name, f"The payload is damaged: {_words(error)}.", size=payload.size)
+    except (MediaError, EncodeError, MissingExtraError) as error:
+        reason = error.reason if isinstance(error, MediaError) else str(error)
+        return unreadable_item(name, f"It cannot be shown: {reason}.", size=payload.size)
+    return replace(item, facts={**item.facts, "field": type(field).__name__})
+
+
+def _words(error: FormatError) -> str:
+    if error.found is None and error.expected is None:
+        return error.detail
+    return f"{error.detail} (found {error.found}, expected {error.expected})"
+
+
+def column_item(name: str, value: object) -> Item:
+    """What people see of a value of a table's column."""
+    return _of_value(value, name)
+
+
+# --- what a field shows -----------------------------------------------------------------------------------------------
+
+
+@singledispatch
+def _show(shown: Shown, name: str, payload: Content) -> Item:
+    raise TypeError(f"found {type(shown).__name__} as how a value is shown, expected one of mm_assets.fields.shown")
+
+
+@_show.register
+def _(shown: ShownFile, name: str, payload: Content) -> Item:
+    return file_item(name, payload.part(shown.offset, shown.size), shown.content_type)
+
+
+@_show.register
+def _(shown: ShownValue, name: str, payload: Content) -> Item:
+    item = _of_value(shown.value, name)
+    return (
+        item
+        if "bytes" in item.facts or not payload.size
+        else replace(item, facts={**item.facts, "bytes": human_bytes(payload.size)})
+    )
+
+
+@_show.register
+def _(shown: ShownSamples, name: str, payload: Content) -> Item:
+    return samples_item(name, shown, payload)
+
+
+@_show.register
+def _(shown: ShownTokens, name: str, payload: Content) -> Item:
+    return tokens_item(name, shown, size=payload.size)
+
+
+@_show.register
+def _(shown: ShownMap, name: str, payload: Content) -> Item:
+    return map_item(name, shown.values, unit=shown.unit, size=payload.size)
+
+
+@_show.register
+def _(shown: ShownClip, name: str, payload: Content) -> Item:
+    return clip_item(name, shown, payload)
+
+
+@_show.register
+def _(shown: ShownPair, name: str, payload: Content) -> Item:
+    item = _show(shown.image, name, payload)
+    facts = dict(item.facts)
+    data = {**item.data, "tokens": tokens_data(shown.tokens)}
+    facts["tokens"] = f"{len(shown.tokens.ids):,}"
+    if shown.text is not None:
+        data["caption"] = text_item(name, shown.text).data["text"][:20_000]
+    if shown.score is not None:
+        facts["score"] = f"{shown.score:.4g}"
+    return replace(item, facts=facts, data=data)
+
+
+@_show.register
+def _(shown: ShownPages, name: str, payload: Content) -> Item:
+    pages = [(number, _show(page, name, payload)) for number, page in enumerate(shown.pages[:MAX_FRAMES])]
+    sizes = None if shown.layout is None else shown.layout.page_sizes
+    count = len(shown.pages) or (0 if sizes is None else len(sizes))
+    facts = {"pages": f"{count:,}", "bytes": human_bytes(payload.size)}
+    return pages_item(name, pages, shown.layout, facts)
+
+
+@_show.register
+def _(shown: ShownList, name: str, payload: Content) -> Item:
+    items = [(position, _shown_item(one, name, content)) for position, content, one in shown.items[:MAX_FRAMES]]
+    facts = {"items": f"{len(shown.items):,}", "bytes": human_bytes(payload.size)}
+    note = f"Shown are the first {MAX_FRAMES} of {len(shown.items):,}." if len(shown.items) > MAX_FRAMES else ""
+    kinds = {item.kind for _, item in items}
+    if "image" in kinds and kinds <= {"image", "unreadable"}:
+        return frames_item(name, items, facts=facts, note=note)
+    blocks, media, is_short = _blocks(items)
+    if is_short:
+        note = f"{note} Long items end early here.".strip()
+    return Item(name=name, kind="document", facts=facts, data={"blocks": blocks}, media=media, note=note)
+
+
+def _shown_item(shown: Shown, name: str, content: StoredBytes) -> Item:
+    try:
+        return _show(shown, name, Content(content.size, content.read))
+    except (MediaError, EncodeError, MissingExtraError, FormatError) as error:
+        return unreadable_item(name, f"It cannot be shown: {error}.", size=content.size)
+
+
+def _blocks(items: list[tuple[int, Item]]) -> tuple[list[dict[str, Any]], tuple[Media, ...], bool]:
+    """Items in one: each with its position, and its media under names of its own; whether some data did not fit."""
+    blocks: list[dict[str, Any]] = []
+    media: list[Media] = []
+    left, is_short = MAX_DATA - 16_384, False
+    for number, (position, item) in enumerate(items):
+        prefix = f"i{number}-"
+        block = {"position": position, "kind": item.kind, "facts": dict(item.facts), "note": item.note}
+        data = dict(item.data)
+        if json_size(data) > left and "text" in data:
+            data["text"] = str(data["text"])[: max(0, left // 8)]
+        if json_size(data) > left:
+            data, is_short = {}, True
+            block |= {"kind": "unreadable", "note": "The items before it take all the space of one value here."}
+        left -= json_size(data) + 200
+        blocks.append({**block, "data": data, "prefix": prefix})
+        media += [replace(one, name=f"{prefix}{one.name}") for one in item.media]
+    return blocks, tuple(media), is_short
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+@singledispatch
+def _of_value(value: object, name: str) -> Item:
+    return tree_item(name, value)
+
+
+@_of_value.register
+def _(value: None, name: str) -> Item:
+    return absent_item(name)
+
+
+@_of_value.register
+def _(value: str, name: str) -> Item:
+    return text_item(name, value)
+
+
+@_of_value.register(bytes)
+@_of_value.register(bytearray)
+@_of_value.register(memoryview)
+def _(value: Buffer, name: str) -> Item:
+    return content_item(name, Content.of(value))
+
+
+@_of_value.register(bool)
+@_of_value.register(int)
+@_of_value.register(float)
+@_of_value.register(np.generic)
+def _(value: Any, name: str) -> Item:
+    number = value.item() if isinstance(value, np.generic) else value
+    return scalar_item(name, number)
+
+
+@_of_value.register
+def _(value: np.ndarray, name: str) -> Item:
+    return array_item(name, value)
+
+
+@_of_value.register
+def _(value: TimeSeries, name: str) -> Item:
+    return series_item(name, value)
+
+
+@_of_value.register(list)
+@_of_value.register(tuple)
+def _(value: Any, name: str) -> Item:
+    if value and all(isinstance(one, TimedSegment) for one in value):
+        return timed_item(name, value)
+    return tree_item(name, value)
+
+
+def scalar_item(name: str, value: object) -> Item:
+    """A number, a truth value, or what else has one short text."""
+    if isinstance(value, bool):
+        return Item(name=name, kind="scalar", data={"value": value, "text": "true" if value else "false"})
+    if isinstance(value, float):
+        text = f"{value:.9g}" if math.isfinite(value) else str(value)
+        return Item(name=name, kind="scalar", data={"value": finite(value, 17), "text": text})
+    if isinstance(value, int):
+        is_exact = abs(value) <= 2**53
+        text = f"{value:,}" if value.bit_length() < 4096 else f"integer of {value.bit_length():,} bits"
+        return Item(name=name, kind="scalar", data={"value": value if is_exact else None, "text": text})
+    return text_item(name, str(value))

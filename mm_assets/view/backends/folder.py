@@ -1,0 +1,282 @@
+"""A dataset's folder: its newest manifest as a whole, and each partition by what there is of it, pending ones too."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mm_assets.display import Item
+from mm_assets.errors import ConfigError, SourceError
+from mm_assets.pipeline.chain import PUBLISHED
+from mm_assets.pipeline.markers import Markers
+from mm_assets.pipeline.records import Partition
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import WITHDRAWN, DatasetStore
+from mm_assets.storage.files import SourceFile
+from mm_assets.view.backends.base import Backend, Entry, NoSampleError, Picture
+from mm_assets.view.backends.container import ContainerBackend
+from mm_assets.view.backends.packed import PackedBackend
+from mm_assets.view.backends.references import References
+from mm_assets.view.backends.row_files import ParquetRows
+from mm_assets.view.backends.rows import RowsBackend
+
+__all__ = ["FolderBackend", "open_dataset_store"]
+
+MAX_OPEN = 32  # partitions
+MAX_READ_MARKERS = 200  # beside those that the cache of markers knows
+LISTING_SECONDS = 5.0  # for which a list of partitions is used again
+_STAGES = ("filtered_rows", "materialized_rows", "rows")  # tables of rows, the last one made first
+
+
+def open_dataset_store(folder: str, storage_options: Mapping[str, Any] | None = None) -> DatasetStore:
+    """The dataset in a folder, without its declaration.
+
+    Raises:
+        ConfigError: the folder's name is not one of a dataset.
+    """
+    root, _, name = folder.rstrip("/").rpartition("/")
+    config: dict[str, Any] = {"name": name, "shards": root or "/", "root": root or "/"}
+    if storage_options:
+        config["root_options"] = dict(storage_options)
+    try:
+        return DatasetStore(DatasetSpec.from_config(config, where="arguments"))
+    except ConfigError as error:
+        detail = f"{folder} cannot be opened as a dataset's folder ({error.detail}): name its manifest.json"
+        raise ConfigError("arguments", "X", detail) from error
+
+
+class FolderBackend(Backend):
+    """A dataset's folder.
+
+    Args:
+        dataset: the folder.
+        storage_options: arguments for the file system of the shards.
+    """
+
+    def __init__(self, dataset: DatasetStore, storage_options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(dataset.store.url, "dataset")
+        self.dataset = dataset
+        self._options = dict(storage_options or {})
+        self._whole = self._open_whole()
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, Backend] = OrderedDict()
+        self._listed: tuple[float, Sequence[Mapping[str, Any]]] | None = None
+
+    def _open_whole(self) -> PackedBackend | None:
+        import mm_assets
+
+        name = "manifest.json"
+        if not self.dataset.store.exists(name):
+            return None
+        url = self.dataset.store.url_of(name)
+        return PackedBackend(mm_assets.open(url, storage_options=self._options), url)
+
+    # --- the whole ----------------------------------------------------------------------------------------------------
+
+    def known(self) -> int:
+        """Samples of the newest manifest; 0 before the first."""
+        return 0 if self._whole is None else self._whole.known()
+
+    def _manifest(self) -> PackedBackend:
+        if self._whole is None:
+            raise NoSampleError(f"{self.title} has no manifest yet: choose a partition")
+        return self._whole
+
+    def ids(self, start: int, stop: int) -> Sequence[str]:
+        """Ids of the manifest's samples."""
+        return self._manifest().ids(start, stop)
+
+    def matches(self, text: str, start: int, stop: int) -> list[int]:
+        """As the manifest's."""
+        return self._manifest().matches(text, start, stop)
+
+    def index_of(self, sample_id: str) -> int | None:
+        """As the manifest's."""
+        return None if self._whole is None else self._whole.index_of(sample_id)
+
+    def entries(self, indices: Sequence[int]) -> Sequence[Entry]:
+        """As the manifest's."""
+        return self._manifest().entries(indices) if indices else ()
+
+    def items(self, index: int) -> tuple[Item, ...]:
+        """As the manifest's."""
+        return self._manifest().items(index)
+
+    def picture(self, index: int) -> Picture:
+        """As the manifest's."""
+        return self._manifest().picture(index)
+
+    def identity(self, index: int) -> str:
+        """As the manifest's."""
+        return self._manifest().identity(index)
+
+    def about(self) -> Mapping[str, Any]:
+        """What the manifest has, and whether there is one."""
+        return {"has_manifest": self._whole is not None, **({} if self._whole is None else self._whole.about())}
+
+    def note(self) -> str:
+        """That there is nothing to show yet."""
+        return "" if self._whole is not None else "There is no manifest yet: choose a partition."
+
+    # --- partitions ---------------------------------------------------------------------------------------------------
+
+    def partitions(self) -> Sequence[Mapping[str, Any]]:
+        """Every registered partition: its state, samples and bytes as far as they are known without reading much."""
+        with self._lock:
+            if self._listed is None or self._listed[0] < time.monotonic():
+                self._listed = time.monotonic() + LISTING_SECONDS, self._list()
+            return self._listed[1]
+
+    def _list(self) -> list[Mapping[str, Any]]:
+        store = self.dataset.store
+        partitions = self.dataset.registered().partitions
+        listing = store.listing(PUBLISHED.name)
+        names = _published(self.dataset.marker_names(listing))
+        markers = Markers(self.dataset, listing)
+        cheap = [name for name in names.values() if name in markers.seen]
+        others = [name for name in names.values() if name not in markers.seen]
+        read = markers.read([*cheap, *others[:MAX_READ_MARKERS]])
+        failed = set(store.sizes("failures"))
+        found: list[Mapping[str, Any]] = []
+        for key in sorted({*partitions, *names}):
+            marker = read.get(names.get(key, ""))
+            has_failed = DatasetStore.failure_name(key) in failed
+            state = "published" if key in names else "failed" if has_failed else "pending"
+            partition = partitions.get(key)
+            found.append(
+                {
+                    "key": key,
+                    "state": state if partition is not None else f"{state}, not registered",
+                    "samples": None if marker is None else marker.num_samples,
+                    "bytes": None if marker is None else sum(size for _, size in marker.served_files()),
+                    "shards": 0 if partition is None else len(partition.shards),
+                }
+            )
+        return found
+
+    def partition(self, key: str) -> Backend:
+        """A partition by its key, or ``key/stage`` for one of its stages."""
+        with self._lock:
+            found = self._open.get(key)
+            if found is None:
+                found = self._open[key] = self._open_partition(*key.partition("/")[::2])
+                while len(self._open) > MAX_OPEN:
+                    self._open.popitem(last=False)[1].close()
+            self._open.move_to_end(key)
+            return found
+
+    def _open_partition(self, key: str, stage: str) -> Backend:
+        partition = self.dataset.registered().partitions.get(key)
+        names = self.dataset.marker_names()
+        if partition is None and key not in names:
+            raise NoSampleError(f"{self.title} has no partition {key!r}")
+        stages = self._stages(key, partition, names)
+        if not stages:
+            raise NoSampleError(f"{self.title}: partition {key!r} has neither files nor shards")
+        if stage and stage not in stages:
+            raise NoSampleError(f"{self.title}: partition {key!r} has no {stage!r}, there are {', '.join(stages)}")
+        chosen = stage or stages[0]
+        return _PartitionBackend(self._of_stage(key, chosen, partition, names), key, chosen, stages, self._failure(key))
+
+    def _failure(self, key: str) -> str:
+        failure = self.dataset.failure(key)
+        return "" if failure is None else f"Its last run failed at {failure.stage}: {failure.said}"
+
+    def _stages(self, key: str, partition: Partition | None, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+        """What there is of a partition, the last stage first."""
+        store = self.dataset.store
+        tables = [stage for stage in _STAGES if store.exists(DatasetStore.table(stage, key))]
+        packed = ["packed"] if _published({key: names.get(key, ())}) else []
+        shards = ["shards"] if partition is not None and partition.shards else []
+        return (*packed, *tables, *shards)
+
+    def _of_stage(
+        self, key: str, stage: str, partition: Partition | None, names: Mapping[str, tuple[str, ...]]
+    ) -> Backend:
+        import mm_assets
+
+        store = self.dataset.store
+        shards = () if partition is None else partition.shards
+        if stage == "shards":
+            return ContainerBackend([SourceFile(shard.url, self._options) for shard in shards], key)
+        if stage != "packed":
+            urls = {shard.url for shard in shards}
+            references = References(urls.__contains__, self._options)
+            file = SourceFile(store.url_of(DatasetStore.table(stage, key)), self._options)
+            return RowsBackend(ParquetRows(file), file.url, references, stage)
+        listing = store.listing(PUBLISHED.name)
+        name = _published({key: names[key]})[key]
+        marker = Markers(self.dataset, listing).read([name]).get(name)
+        if marker is None:
+            raise SourceError(store.url_of(name), "is not a marker of this release: run the partition again")
+        file_name = next(iter(marker.packed.values()))["path"]
+        url = store.url_of(file_name)
+        return PackedBackend(mm_assets.open(url, storage_options=self._options), url)
+
+    def close(self) -> None:
+        """Closes everything that is open."""
+        with self._lock:
+            for backend in self._open.values():
+                backend.close()
+            self._open.clear()
+        if self._whole is not None:
+            self._whole.close()
+
+
+def _published(names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """The marker of each partition that has one which is not withdrawn: the last of several."""
+    found = {key: [name for name in markers if not name.endswith(WITHDRAWN)] for key, markers in names.items()}
+    return {key: markers[-1] for key, markers in found.items() if markers}
+
+
+class _PartitionBackend(Backend):
+    """A stage of a partition, with the names of its other stages."""
+
+    def __init__(self, inner: Backend, key: str, stage: str, stages: Sequence[str], failure: str) -> None:
+        super().__init__(inner.title, f"{stage} of partition {key}")
+        self._inner = inner
+        self._facts = {"partition": key, "stage": stage, "stages": list(stages)}
+        self._failure = failure
+
+    def about(self) -> Mapping[str, Any]:
+        return {**self._inner.about(), **self._facts}
+
+    def note(self) -> str:
+        return "\n".join(filter(None, (self._failure, self._inner.note())))
+
+    @property
+    def is_complete(self) -> bool:
+        return self._inner.is_complete
+
+    def reach(self, count: int, seconds: float) -> None:
+        self._inner.reach(count, seconds)
+
+    def known(self) -> int:
+        return self._inner.known()
+
+    def ids(self, start: int, stop: int) -> Sequence[str]:
+        return self._inner.ids(start, stop)
+
+    def matches(self, text: str, start: int, stop: int) -> list[int]:
+        return self._inner.matches(text, start, stop)
+
+    def index_of(self, sample_id: str) -> int | None:
+        return self._inner.index_of(sample_id)
+
+    def entries(self, indices: Sequence[int]) -> Sequence[Entry]:
+        return self._inner.entries(indices)
+
+    def items(self, index: int) -> tuple[Item, ...]:
+        return self._inner.items(index)
+
+    def picture(self, index: int) -> Picture:
+        return self._inner.picture(index)
+
+    def identity(self, index: int) -> str:
+        return self._inner.identity(index)
+
+    def close(self) -> None:
+        self._inner.close()

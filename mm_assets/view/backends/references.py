@@ -1,0 +1,81 @@
+"""The content that a row of a table names in a shard or file: followed only where that is allowed."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mm_assets.display import Content
+from mm_assets.errors import SourceError
+from mm_assets.rows.source_ref import SourceRef
+from mm_assets.sources.base import open_container
+from mm_assets.storage.files import SourceFile
+
+__all__ = ["References"]
+
+MAX_OPEN = 32  # files
+MAX_WHOLE = 64 << 20  # bytes of a member that is read by a pass over its shard
+
+
+class References:
+    """Opens what rows refer to.
+
+    Args:
+        is_allowed: whether a row may name a path or URL: a table is not trusted.
+        storage_options: arguments for the URLs' file system.
+    """
+
+    def __init__(self, is_allowed: Callable[[str], bool], storage_options: Mapping[str, Any] | None = None) -> None:
+        self._is_allowed = is_allowed
+        self._options = storage_options
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, SourceFile] = OrderedDict()
+
+    def content(self, ref: SourceRef) -> Content:
+        """What a locator names, in parts where it is one range of a file.
+
+        Raises:
+            SourceError: it names nothing, a file that it may not name, or one that cannot be read.
+        """
+        if ref.path is None:
+            raise SourceError("source_ref", "names no file")
+        if not self._is_allowed(ref.path):
+            detail = "is named by a row, and is neither a shard of the dataset nor below the folder of the table"
+            raise SourceError(ref.path, detail)
+        file = self._file(ref.path)
+        if ref.byte_offset is not None and ref.byte_size is not None:
+            file.check(ref.byte_offset, ref.byte_size)
+            start = ref.byte_offset
+            return Content(ref.byte_size, lambda offset, size: file.read(start + offset, size))
+        if ref.member is None:
+            return Content(file.size, file.read)
+        container = open_container(file)
+        wanted = ref.member
+        for _, content in container.payloads(
+            wanted=lambda one: one.member == wanted, max_bytes=MAX_WHOLE, on_damaged_shard="salvage"
+        ):
+            return Content.of(content)
+        raise SourceError(ref.path, "the shard has no such member", member=wanted)
+
+    def _file(self, path: str) -> SourceFile:
+        with self._lock:
+            file = self._open.get(path)
+            if file is None:
+                file = self._open[path] = SourceFile(path, self._options)
+                while len(self._open) > MAX_OPEN:
+                    self._open.popitem(last=False)[1].close()
+            self._open.move_to_end(path)
+            return file
+
+    def close(self) -> None:
+        """Closes the files."""
+        with self._lock:
+            _close(self._open.values())
+            self._open.clear()
+
+
+def _close(files: Iterable[SourceFile]) -> None:
+    for file in files:
+        file.close()

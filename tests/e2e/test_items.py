@@ -1,0 +1,150 @@
+"""Every kind of item drawn by a browser: one sample with a modality of each kind, in the viewer."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mm_assets
+from mm_assets.fields import SyncedVideoAudioField, TimedTextField, TimeSeriesField
+
+from ..display.test_values import CASES, SCRIPT
+from ..fields.clips import clip_file, ramp
+from .test_browser import ARGUMENTS, CHROMIUM
+from .test_view import PATIENCE, until, viewer
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: items are not drawn")
+
+# VP8 and Opus: every build of a browser plays them.
+FILM = clip_file(
+    container="webm", codec="libvpx", num_frames=75, samples=ramp(144_000), sample_rate=48_000, audio_codec="libopus"
+)
+SECONDS = np.arange(300) / 100
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sample with every kind of value, and one with a film, its words and a series."""
+    path = tmp_path_factory.mktemp("items") / "all.mult"
+    names = {name: re.sub(r"\W+", "_", name) for name in CASES if "video" not in name}
+    film = {"film": SyncedVideoAudioField(), "subtitles": TimedTextField(), "pose": TimeSeriesField()}
+    with mm_assets.create(path, {names[name]: CASES[name][0] for name in names} | film) as writer:
+        writer.write("all", {names[name]: CASES[name][1] for name in names})
+        words = [(0.0, 1.0, "first"), (1.0, 2.0, SCRIPT), (2.0, 3.0, "third")]
+        pose = (SECONDS, np.stack([np.sin(SECONDS), SECONDS] * 6, axis=1))
+        writer.write("film", {"film": FILM, "subtitles": words, "pose": pose})
+    return path
+
+
+@contextmanager
+def opened(path: Path, index: int, *, width: int = 1400, scheme: str = "light") -> Iterator[Any]:
+    """A sample's page; what the browser complains about fails the test."""
+    from playwright.sync_api import sync_playwright
+
+    complaints: list[str] = []
+    with viewer(path) as (url, _), sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.set_default_timeout(PATIENCE)
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("response", lambda answer: complaints.append(answer.url) if answer.status >= 400 else None)
+        page.goto(url)
+        page.locator(".card").first.wait_for()
+        page.goto(f"{url.partition('?')[0]}?n={index}")
+        page.locator(".mm-item").first.wait_for(state="attached")
+        yield page
+        browser.close()
+    assert complaints == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
+def test_every_kind_is_drawn(packed: Path, width: int, scheme: str) -> None:
+    """A sample with a modality of each kind is drawn without a complaint, within the width of the screen."""
+    with opened(packed, 0, width=width, scheme=scheme) as page:
+        until(page, f"document.querySelectorAll('.mm-item').length >= {len(CASES)}")
+        until(page, "[...document.images].filter((one) => one.loading !== 'lazy').every((one) => one.complete)")
+        found = page.evaluate(
+            "Object.fromEntries([...document.querySelectorAll('section.item')].map((one) => [one.dataset.name,"
+            " one.querySelector('.mm-item')?.className ?? one.dataset.kind]))"
+        )
+        for name, (_, _, kind) in CASES.items():
+            if "video" not in name:
+                assert kind in found[re.sub(r"\W+", "_", name)], (name, found)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator(".mm-failure").all_inner_texts() == []
+        assert page.evaluate("document.querySelectorAll('script:not([src])').length") == 0
+        unnamed = page.evaluate(
+            "[...document.querySelectorAll('.mm-item button, .mm-item [tabindex], .mm-item input, .mm-item audio')]"
+            ".filter((one) => !(one.ariaLabel || one.textContent.trim() || one.labels?.length))"
+            ".map((one) => one.outerHTML)"
+        )
+        assert unnamed == []
+
+
+def test_pictures_are_enlarged_and_frames_turned(packed: Path) -> None:
+    """The keys + and 0 enlarge a picture and fit it, a click enlarges it, and a slider turns the frames."""
+    with opened(packed, 0) as page:
+        image = page.locator("section[data-name=image]")
+        image.locator("img").scroll_into_view_if_needed()
+        until(page, "document.querySelector('section[data-name=image] img').complete")
+        image.locator(".mm-zoom").focus()
+        page.keyboard.press("+")
+        assert image.locator(".mm-level").inner_text() == "150 %"
+        page.keyboard.press("0")
+        assert image.locator(".mm-level").inner_text() == "fit"
+        image.locator("img").click()
+        assert image.locator(".mm-level").inner_text() != "fit"
+        frames = page.locator("section[data-name=images]")
+        before = frames.locator("img").get_attribute("src")
+        frames.get_by_role("button", name="The next one").click()
+        assert frames.locator(".mm-level").last.inner_text() == "2 of 2"
+        assert frames.locator("img").get_attribute("src") != before
+        document = page.locator("section[data-name=document]")
+        document.get_by_text("Labels", exact=True).click()
+        assert document.locator(".mm-box-label:visible").all_inner_texts() == ["question", "answer"]
+        assert document.locator(".mm-links line").count() == 1
+
+
+def test_words_plots_and_film_share_a_clock(packed: Path) -> None:
+    """A word, a point of a plot and a frame of the strip seek the film, and a film that plays lights up its words."""
+    with opened(packed, 1) as page:
+        at = "document.querySelector('video').currentTime"
+        until(page, "document.querySelector('video').readyState > 0")
+        page.locator(".mm-word").nth(2).click()
+        until(page, f"Math.abs({at} - 2) < 0.1")
+        until(page, "document.querySelector('.mm-word.mm-now')?.textContent === 'third'")
+        page.locator("section[data-name=pose] .mm-timeline").focus()
+        page.keyboard.press("Home")
+        until(page, f"{at} < 0.1")
+        page.keyboard.press("PageDown")
+        until(page, f"Math.abs({at} - 0.299) < 0.05")
+        page.locator(".mm-thumb").nth(5).click()
+        until(page, f"{at} > 1.5")
+        page.get_by_role("button", name="Plot all 12 channels").click()
+        assert page.locator("section[data-name=pose] canvas").evaluate("(one) => one.clientHeight") > 700
+        page.locator(".mm-word").nth(0).click()
+        page.evaluate("(() => { const film = document.querySelector('video'); film.muted = true; film.play(); })()")
+        until(page, f"{at} > 1.05")
+        until(page, f"document.querySelector('.mm-word.mm-now')?.textContent === {SCRIPT!r}")
+        assert page.evaluate("document.querySelector('video').textTracks[0].label") == "subtitles"
+
+
+def test_sound_plays_with_its_waveform(packed: Path) -> None:
+    """A recording's waveform is drawn, and its keys move the player."""
+    with opened(packed, 0) as page:
+        sound = page.locator("section[data-name=audio]")
+        sound.locator(".mm-timeline").scroll_into_view_if_needed()
+        until(page, "document.querySelector('section[data-name=audio] audio').readyState > 0")
+        drawn = (
+            "(() => { const one = document.querySelector('section[data-name=audio] canvas');"
+            " return one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some((byte) => byte); })()"
+        )
+        until(page, drawn)
+        sound.locator(".mm-timeline").focus()
+        page.keyboard.press("PageDown")
+        until(page, "Math.abs(document.querySelector('section[data-name=audio] audio').currentTime - 0.1) < 0.02")

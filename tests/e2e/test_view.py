@@ -1,0 +1,255 @@
+"""The viewer by a browser: the grid, samples, the keyboard, a narrow screen, sound and video that are sought."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mm_assets
+from mm_assets.fields import ImageField, TextField
+
+from .test_browser import ARGUMENTS, CHROMIUM
+
+COMMAND = [sys.executable, "-c", "from mm_assets.cli.main import main; main()", "view"]
+PATIENCE = 60_000  # milliseconds, of a busy machine
+HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the viewer is not looked at")
+
+
+@contextmanager
+def viewer(*locations: Path | str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The command over some locations: its URL and its process."""
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, locations)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        if not url:
+            assert process.stderr is not None
+            pytest.fail(process.stderr.read())
+        yield url, process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A MULT file of 130 samples with hostile ids and captions; every second has a picture."""
+    import numpy as np
+
+    path = tmp_path / "pairs.mult"
+    with mm_assets.create(path, {"image": ImageField(encoding="png"), "caption": TextField()}) as writer:
+        for n in range(130):
+            image = np.full((30, 40, 3), n, np.uint8) if n % 2 == 0 else None
+            writer.write(f"id-{n:03} {HOSTILE}", {"image": image, "caption": f"caption {n} {HOSTILE}"})
+    return path
+
+
+@pytest.fixture
+def browse() -> Iterator[Callable[..., Any]]:
+    """Opens locations in a viewer and its page in a browser; what the browser complains about fails the test."""
+    from playwright.sync_api import sync_playwright
+
+    complaints: list[str] = []
+    with ExitStack() as viewers, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+
+        def open_page(location: Path | str, width: int = 1400, height: int = 900, *, scheme: str = "light") -> Any:
+            url, _ = viewers.enter_context(viewer(location))
+            context = browser.new_context(
+                viewport={"width": width, "height": height}, color_scheme=scheme, base_url=url.partition("?")[0]
+            )
+            page = context.new_page()
+            page.set_default_timeout(PATIENCE)
+            page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on("response", lambda answer: complaints.append(answer.url) if answer.status >= 400 else None)
+            page.goto(url)
+            return page
+
+        yield open_page
+        browser.close()  # before the viewers, whose answers its pages may wait for
+    assert complaints == []
+
+
+def until(page: Any, condition: str) -> None:
+    """Waits for a condition of the page; Playwright's own way evaluates text in it, which the page's policy forbids."""
+    ends = time.monotonic() + PATIENCE / 1000
+    while not page.evaluate(condition):
+        assert time.monotonic() < ends, condition
+        page.wait_for_timeout(50)
+
+
+def focused_index(page: Any) -> str | None:
+    found: str | None = page.evaluate("document.activeElement?.dataset?.index ?? null")
+    return found
+
+
+@needs_browser
+def test_samples_are_looked_at_with_the_keyboard_alone(packed: Path, browse: Callable[..., Any]) -> None:
+    """Arrows move in the grid, Enter opens, arrows turn, Escape returns to the card, `/` searches, `?` helps."""
+    page = browse(packed)
+    page.locator(".card").nth(49).wait_for()
+    assert "t=" not in page.url
+    page.keyboard.press("ArrowRight")
+    assert focused_index(page) == "0"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    columns = int(focused_index(page) or 0) - 1
+    assert columns > 1
+    page.keyboard.press("ArrowUp")
+    assert focused_index(page) == "1"
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="id-001").wait_for()
+    assert page.url.endswith("/?n=1")
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("heading", name="id-002").wait_for()
+    page.keyboard.press("Escape")
+    until(page, "document.activeElement?.dataset?.index === '2'")
+    page.keyboard.press("/")
+    page.keyboard.type("id-12")
+    page.keyboard.press("Enter")
+    page.locator(".card").nth(9).wait_for()
+    until(page, "document.querySelectorAll('.card').length === 10")
+    page.keyboard.press("Escape")
+    until(page, "document.activeElement?.dataset?.index === '120'")
+    page.keyboard.press("?")
+    page.get_by_role("dialog").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("dialog").wait_for(state="hidden")
+    page.go_back()
+    until(page, "document.querySelectorAll('.card').length === 50")
+    assert page.title() != "run"
+
+
+@needs_browser
+def test_the_url_has_the_state(packed: Path, browse: Callable[..., Any]) -> None:
+    """Page, search and sample are in the URL: opened again they are the same, and back and forward work."""
+    page = browse(packed)
+    page.get_by_role("link", name="After").click()
+    page.locator('.card[data-index="50"]').wait_for()
+    assert page.url.endswith("/?offset=50")
+    page.locator('.card[data-index="51"]').click()
+    page.get_by_role("heading", name="id-051").wait_for()
+    page.reload()
+    page.get_by_role("heading", name="id-051").wait_for()
+    page.go_back()
+    page.locator('.card[data-index="50"]').wait_for()
+    page.go_forward()
+    page.get_by_role("heading", name="id-051").wait_for()
+    page.get_by_label("Search ids").fill("#129")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("heading", name="id-129").wait_for()
+    other = page.context.new_page()  # whose console has the 404, which is expected
+    other.goto("/?n=4000")
+    other.get_by_role("alert").filter(has_text="there is no sample 4,000").wait_for(timeout=PATIENCE)
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "height", "scheme"), [(400, 800, "dark"), (3840, 2160, "light")])
+def test_every_size_of_screen_is_usable(
+    packed: Path, browse: Callable[..., Any], width: int, height: int, scheme: str
+) -> None:
+    """At 400 px and at 4k nothing is wider than the screen, pictures do not shift the page, and names are read out."""
+    page = browse(packed, width, height, scheme=scheme)
+    page.locator(".card").first.wait_for()
+    page.evaluate(
+        "window.shift = 0;"
+        "new PerformanceObserver(list => list.getEntries().forEach(e => { window.shift += e.value; }))"
+        ".observe({type: 'layout-shift', buffered: true})"
+    )
+    until(page, "document.querySelector('.card img')?.complete")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.locator(".card").first.click()
+    page.locator(".item img").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("window.shift") < 0.1
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('button, a, input, select')]"
+        ".filter(e => !(e.getAttribute('aria-label') || e.textContent.trim() || e.title)).length"
+    )
+    assert unnamed == 0
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+    assert dark == (scheme == "dark")
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("corpus", "shard", "tag"), [("video", "video-00000.tar", "video"), ("speech", "speech-00000.tar", "audio")]
+)
+def test_sound_and_video_are_sought_by_range(
+    shared_data: Path, browse: Callable[..., Any], corpus: str, shard: str, tag: str
+) -> None:
+    """A player that is sought goes there and plays on, and the server answers its requests with ranges."""
+    page = browse(shared_data / corpus / shard)
+    statuses: list[int] = []
+    page.on("response", lambda answer: statuses.append(answer.status) if "/media/" in answer.url else None)
+    page.locator(".card").first.click()
+    player = page.locator(tag).first
+    player.wait_for(state="attached")
+    # Without a user's gesture a browser only plays what is muted.
+    player.evaluate("e => { e.muted = true; e.preload = 'auto'; e.load(); }")
+    until(page, f"document.querySelector('{tag}').readyState >= 1")
+    # A FLAC file need not say how long it is.
+    middle = player.evaluate("e => (Number.isFinite(e.duration) ? e.duration / 2 : 2)")
+    player.evaluate("(e, at) => { e.currentTime = at; return e.play(); }", middle)
+    until(page, f"document.querySelector('{tag}').currentTime > {middle}")
+    assert statuses.count(206) >= 1
+    assert {status for status in statuses if status >= 400} == set()
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    "corpus",
+    ["docai", "image-text", "mint1t-html", "mint1t-pages", "mint1t-pdf", "music", "robotics", "speech", "video"],
+)
+def test_each_kind_of_sample_is_drawn(shared_data: Path, browse: Callable[..., Any], corpus: str) -> None:
+    """The first samples of every corpus open without a complaint of the browser, and each item has a body."""
+    page = browse(f"{shared_data / corpus}/*.tar")
+    page.locator(".card").first.wait_for()
+    for n in range(min(3, page.locator(".card").count())):
+        page.goto(f"/?n={n}")
+        page.locator(".item").first.wait_for()
+        until(page, "[...document.querySelectorAll('.item .body')].every(e => e.childElementCount > 0)")
+        assert page.locator(".note.bad").count() == 0
+
+
+def test_the_command_prints_its_url_at_once_and_ends_at_once(packed: Path) -> None:
+    """The first line is the URL; without its token requests are 403; an interrupt ends it within seconds, code 0."""
+    with viewer(packed) as (url, process):
+        assert url.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert answer.status == 200
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(url.partition("?")[0], timeout=60)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+        assert time.monotonic() - begun < 5
+
+
+def test_wrong_use_is_said_before_a_server_runs(tmp_path: Path) -> None:
+    """A location that does not exist, and one that is nothing known, are errors of one line and a code."""
+    (tmp_path / "x.bin").write_bytes(b"nothing known")
+    for location, said in ((tmp_path / "missing.tar", "missing.tar"), (tmp_path / "x.bin", "expected tar")):
+        done = subprocess.run([*COMMAND, str(location)], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr.startswith("error: ")
+        assert said in done.stderr

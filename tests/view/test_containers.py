@@ -1,0 +1,215 @@
+"""Shards that are not packed: what is shown of a tar as it is read, of damage, of compressed and odd members."""
+
+import gzip
+import io
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from mm_assets.display import Item
+from mm_assets.storage.files import SourceFile
+from mm_assets.view.app import bounded
+from mm_assets.view.backends.container import ContainerBackend
+
+Open = Callable[..., TestClient]
+
+
+def write_tar(path: Path, members: Mapping[str, bytes], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def samples_of(client: TestClient, **query: object) -> dict[str, list[str]]:
+    page = client.get("/api/samples", params={name: str(value) for name, value in query.items()}).json()
+    return {entry["id"]: entry["names"] for entry in page["entries"]}
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz"])
+def test_members_of_a_key_are_a_sample(tmp_path: Path, view: Open, suffix: str) -> None:
+    """Plain and compressed tars give the same samples, members and texts."""
+    mode = "w:" + suffix.removeprefix("tar").removeprefix(".")
+    path = write_tar(tmp_path / f"x.{suffix}", {"a.txt": b"first", "a.left.json": b"{}", "d/b.txt": b"second"}, mode)
+    client = view(path)
+    assert samples_of(client) == {"a": ["txt", "left.json"], "d/b": ["txt"]}
+    items = client.get("/api/sample/1").json()["items"]
+    assert [(item["name"], item["data"]["text"]) for item in items] == [("txt", "second")]
+
+
+def test_members_that_do_not_follow_each_other_are_one_sample(tmp_path: Path, view: Open) -> None:
+    """A tar that is sorted by extension has the same samples once it has been read."""
+    members = {f"{key}.{extension}": b"x" for extension in ("txt", "cls") for key in "abc"}
+    client = view(write_tar(tmp_path / "x.tar", members))
+    assert client.get("/api/find", params={"q": "zzz"}).json()["next"] is None  # which reads to the end
+    assert samples_of(client) == {key: ["txt", "cls"] for key in "abc"}
+
+
+def test_only_what_a_page_needs_is_read(tmp_path: Path) -> None:
+    """The first page of a compressed tar is there before the rest of it has been read."""
+    path = write_tar(tmp_path / "x.tar.gz", {f"{n:05}.txt": b"x" * 200 for n in range(2000)}, "w:gz")
+    backend = ContainerBackend([SourceFile(str(path))], str(path))
+    page = backend.page(0, 50)
+    assert (len(page.entries), page.total, page.next) == (50, None, 50)
+    assert 50 < backend.known() < 500
+    backend.reach(10_000, 60)
+    assert (backend.known(), backend.count()) == (2000, 2000)
+    backend.close()
+
+
+def test_the_number_of_samples_becomes_known(tmp_path: Path) -> None:
+    """A plain local tar is read to its end in the background, without a request."""
+    import time
+
+    path = write_tar(tmp_path / "x.tar", {f"{n:05}.txt": b"x" for n in range(3000)})
+    backend = ContainerBackend([SourceFile(str(path))], str(path))
+    assert backend.page(0, 10).total is None
+    ends = time.monotonic() + 60
+    while backend.count() is None and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert backend.count() == 3000
+    backend.close()
+
+
+def test_several_shards_are_one_row_of_samples_and_partitions(tmp_path: Path, view: Open) -> None:
+    """A glob of shards shows the samples of all, with the shard's name, and each shard as a partition."""
+    for name in ("one", "two"):
+        write_tar(tmp_path / f"{name}.tar", {"a.txt": name.encode(), "b.txt": b"x"})
+    client = view(f"{tmp_path}/*.tar")
+    assert list(samples_of(client)) == ["one/a", "one/b", "two/a", "two/b"]
+    assert [part["key"] for part in client.get("/api/partitions").json()["partitions"]] == ["one", "two"]
+    assert list(samples_of(client, part="two")) == ["a", "b"]
+    assert client.get("/api/sample/2").json()["items"][0]["data"]["text"] == "two"
+    assert client.get("/api/samples", params={"part": "three"}).status_code == 404
+
+
+def test_damage_is_named_and_the_rest_is_shown(tmp_path: Path, view: Open) -> None:
+    """After a damaged header the other samples are there, and the page says where it is damaged."""
+    path = write_tar(tmp_path / "x.tar", {f"{n}.txt": b"words" for n in range(10)})
+    content = bytearray(path.read_bytes())
+    content[3 * 1024 : 3 * 1024 + 300] = b"\xff" * 300
+    path.write_bytes(content)
+    client = view(path)
+    assert client.get("/api/find", params={"q": "zzz"}).json()["entries"] == []
+    page = client.get("/api/samples").json()
+    assert [entry["id"] for entry in page["entries"]] == [str(n) for n in range(10) if n != 3]
+    assert "at byte 3,072: damaged" in page["note"]
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+@pytest.mark.parametrize("kept", [0.2, 0.5, 0.9])
+def test_a_truncated_shard_shows_what_is_left(tmp_path: Path, view: Open, suffix: str, kept: float) -> None:
+    """A shard that ends early shows the samples before, and says that it is damaged."""
+    mode = "w:gz" if suffix == "tar.gz" else "w"
+    path = write_tar(tmp_path / f"x.{suffix}", {f"{n}.bin": bytes(range(256)) * (n + 1) for n in range(40)}, mode)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(kept * len(content))])
+    client = view(path)
+    client.get("/api/find", params={"q": "zzz"})
+    page = client.get("/api/samples").json()
+    assert 0 < len(page["entries"]) < 40
+    assert "damaged" in page["note"] or "truncated" in page["note"]
+    for entry in page["entries"]:
+        assert client.get(f"/api/sample/{entry['index']}").status_code == 200
+
+
+def test_compressed_members_links_and_skipped_entries(tmp_path: Path, view: Open) -> None:
+    """A compressed text is shown as its text, a hard link as its target, and other entries are counted."""
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, content in (("a.txt.gz", gzip.compress(b"inside")), ("b.txt", b"target"), ("._b.txt", b"fork")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("c.txt")
+        link.type, link.linkname = tarfile.LNKTYPE, "b.txt"
+        archive.addfile(link)
+    client = view(path)
+    texts = [client.get(f"/api/sample/{n}").json()["items"][0]["data"]["text"] for n in range(3)]
+    assert texts == ["inside", "target", "target"]
+    assert "1 resource fork" in client.get("/api/samples").json()["note"]
+
+
+def test_a_member_that_is_not_compressed_as_named_says_so(tmp_path: Path, view: Open) -> None:
+    """A member whose compression is damaged is unreadable with the reason, and the page is whole."""
+    client = view(write_tar(tmp_path / "x.tar", {"a.txt.gz": b"not gzip", "a.cls": b"1"}))
+    items = client.get("/api/sample/0").json()["items"]
+    assert [item["kind"] for item in items] == ["unreadable", "text"]
+    assert "does not begin as gzip" in items[0]["note"]
+
+
+def test_hostile_names_and_texts_are_data(tmp_path: Path, view: Open) -> None:
+    """Markup in names, keys, texts, JSON and SVG comes back as text in JSON, and nothing is served as markup."""
+    script = "<script>alert(1)</script>"
+    members = {
+        f"{script}.txt": script.encode(),
+        f"{script}.json": b'{"caption": "<img src=x onerror=alert(1)>", "__proto__": {"x": 1}}',
+        f"{script}.svg": b'<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"><script>alert(1)</script></svg>',
+        f"{script}.html": b"<!doctype html><script>alert(1)</script>",
+        "../../etc/passwd.txt": b"climbs",
+        "\x01\x1b[31m.txt": b"controls",
+    }
+    client = view(write_tar(tmp_path / "x.tar", members))
+    page = client.get("/api/samples")
+    assert page.headers["content-type"] == "application/json"
+    for entry in page.json()["entries"]:
+        for item in client.get(f"/api/sample/{entry['index']}").json()["items"]:
+            assert item["kind"] in ("text", "json", "document")
+            for media in item["media"]:
+                answer = client.get(media["url"])
+                assert answer.headers["content-type"].partition(";")[0] not in ("text/html", "image/svg+xml")
+                assert "sandbox" in answer.headers["content-security-policy"]
+
+
+def test_a_file_that_is_nothing_known_is_refused(tmp_path: Path, view: Open) -> None:
+    """A file of another kind is an error that says what was expected."""
+    from mm_assets.errors import ShardError
+
+    (tmp_path / "x.bin").write_bytes(b"something else entirely")
+    with pytest.raises(ShardError, match="expected tar"):
+        view(tmp_path / "x.bin")
+
+
+def test_a_sample_of_very_many_members_is_bounded(tmp_path: Path, view: Open) -> None:
+    """Of a key with thousands of members the first ones are shown, and how many more there are."""
+    client = view(write_tar(tmp_path / "x.tar", {f"a.{n:04}.txt": b"x" for n in range(3000)}))
+    entry = client.get("/api/samples").json()["entries"][0]
+    assert len(entry["names"]) == 40
+    items = client.get("/api/sample/0").json()["items"]
+    assert len(items) == 401
+    assert items[-1]["note"] == "2,600 more members."
+
+
+def test_what_is_shown_of_a_sample_at_once_is_bounded() -> None:
+    """Items of which each is within its bound are at most 16 MiB together; those left out say so."""
+    items = [Item(name=str(n), kind="text", data={"text": "x" * 200_000}, facts={"bytes": "200 kB"}) for n in range(99)]
+    shown = bounded(items)
+    assert sum(len(item.data.get("text", "")) for item in shown) <= 16 << 20
+    assert shown[:50] == tuple(items[:50])
+    assert [item.name for item in shown] == [item.name for item in items]
+    assert shown[-1].kind == "unreadable"
+    assert "not shown" in shown[-1].note
+
+
+def test_samples_are_read_by_several_threads_at_once(tmp_path: Path) -> None:
+    """While the shard is still being read, every page that another thread sees is whole."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    members = {f"{n:05}.{extension}": b"words" for n in range(2000) for extension in ("txt", "cls")}
+    path = write_tar(tmp_path / "x.tar.gz", members, "w:gz")
+    backend = ContainerBackend([SourceFile(str(path))], str(path))
+
+    def look(offset: int) -> None:
+        for entry in backend.page(offset, 20).entries:
+            assert entry.id == f"{entry.index:05}"
+            assert entry.names == ("txt", "cls")
+            assert entry.text == "words"
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(look, [n * 37 % 1980 for n in range(200)]))
+    backend.close()

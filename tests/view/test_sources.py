@@ -1,0 +1,246 @@
+"""Every kind of source: packed files, manifests, folders with partitions, tables, lists, and all sample corpora."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from starlette.testclient import TestClient
+
+import mm_assets
+from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.fields import TextField
+from mm_assets.pipeline.register import register
+from mm_assets.view import open_backend
+
+from ..pipeline.chain import declare, run_chain
+from .test_containers import write_tar
+
+Open = Callable[..., TestClient]
+CORPORA = ("docai", "image-text", "mint1t-html", "mint1t-pages", "mint1t-pdf", "music", "robotics", "speech", "video")
+
+
+def ids_of(client: TestClient, **query: object) -> list[str]:
+    page = client.get("/api/samples", params={name: str(value) for name, value in query.items()}).json()
+    return [entry["id"] for entry in page["entries"]]
+
+
+@pytest.mark.parametrize("corpus", [*CORPORA, "thirdparty"])
+def test_every_sample_of_the_corpora_is_shown(shared_data: Path, view: Open, corpus: str) -> None:
+    """Each sample of each corpus has a card and items, none is unreadable, and ranges of its media are answered."""
+    for shard in sorted((shared_data / corpus).iterdir()):
+        client = view(shard)
+        for entry in client.get("/api/samples").json()["entries"][:12]:
+            if entry["picture"]:
+                assert client.get(entry["picture"]).status_code in (200, 204)
+            for item in client.get(f"/api/sample/{entry['index']}").json()["items"]:
+                assert item["kind"] != "unreadable", (shard.name, entry["id"], item)
+                for media in item["media"][:1]:
+                    assert client.get(media["url"], headers={"range": "bytes=0-1"}).status_code == 206
+
+
+def write_packed(path: Path, first: int, count: int) -> Path:
+    with mm_assets.create(path, {"text": TextField()}) as writer:
+        for n in range(first, first + count):
+            writer.write(f"id-{n}", {"text": f"words {n}"})
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["mult", "mstr"])
+def test_packed_files_are_one_row_of_samples(tmp_path: Path, view: Open, suffix: str) -> None:
+    """One file, several, a glob and a folder of packed files are samples in their order; ids are found in all."""
+    one = write_packed(tmp_path / f"a.{suffix}", 0, 5)
+    two = write_packed(tmp_path / f"b.{suffix}", 5, 5)
+    everything = [f"id-{n}" for n in range(10)]
+    assert ids_of(view(one)) == everything[:5]
+    for locations in ([one, two], [f"{tmp_path}/*.{suffix}"], [tmp_path]):
+        client = view(*locations)
+        assert ids_of(client) == everything
+        assert [e["id"] for e in client.get("/api/find", params={"q": "d-7"}).json()["entries"]] == ["id-7"]
+        assert client.get("/api/sample/9").json()["items"][0]["data"]["text"] == "words 9"
+
+
+def test_a_damaged_packed_file_is_a_message(tmp_path: Path, view: Open) -> None:
+    """A payload whose bytes changed is shown with a note; a truncated file is refused when it is opened."""
+    path = write_packed(tmp_path / "a.mult", 0, 3)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"words 1", b"wXrds 1"))
+    items = view(path).get("/api/sample/1").json()["items"]
+    assert "checksum" in items[0]["note"]
+    assert items[0]["data"]["text"] == "wXrds 1"
+    path.write_bytes(content[:-40])
+    with pytest.raises(MmAssetsError, match="truncated"):
+        view(path)
+
+
+def test_a_packed_file_that_is_damaged_in_its_directory_is_never_a_500(tmp_path: Path, view: Open) -> None:
+    """Whatever byte of the body changes, pages and samples are answered with what is whole and a message."""
+    path = write_packed(tmp_path / "a.mult", 0, 8)
+    content = path.read_bytes()
+    for at in range(80, len(content) - 200, 61):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :])
+        try:
+            client = view(path)
+        except MmAssetsError:
+            continue  # refused as a whole
+        for url in ("/api/samples", "/api/find?q=id", *(f"/api/sample/{n}" for n in range(8))):
+            answer = client.get(url)
+            assert answer.status_code in (200, 422), (at, url, answer.text)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """The folder of a dataset with one partition published and one that is only registered since."""
+    shards = tmp_path / "in"
+    shards.mkdir()
+    write_tar(shards / "a.tar", {"x.txt": b"from a", "x.json": b'{"lang": "en"}'})
+    store, _ = run_chain(declare(tmp_path / "root", f"{shards}/*.tar"))
+    write_tar(shards / "b.tar", {"y.txt": b"from b", "y.json": b'{"lang": "fr"}'})
+    register(store)
+    return tmp_path / "root" / "data"
+
+
+def test_a_folder_shows_its_manifest_and_each_partition(dataset: Path, view: Open) -> None:
+    """The whole is the manifest; a published partition has its stages, a pending one its shards."""
+    client = view(dataset)
+    assert ids_of(client) == ["x"]
+    partitions = client.get("/api/partitions").json()["partitions"]
+    assert [(one["key"], one["state"], one["samples"]) for one in partitions] == [
+        ("a", "published", 1),
+        ("b", "pending", None),
+    ]
+    about = client.get("/api/about", params={"part": "a"}).json()
+    assert about["stages"] == ["packed", "filtered_rows", "materialized_rows", "rows", "shards"]
+    for stage in about["stages"]:
+        assert ids_of(client, part=f"a/{stage}") == ["x"], stage
+    assert ids_of(client, part="b") == ["y"]
+    assert client.get("/api/about", params={"part": "b"}).json()["stage"] == "shards"
+    for wrong in ("c", "b/rows", "../data", "a/../../x"):
+        assert client.get("/api/samples", params={"part": wrong}).status_code == 404, wrong
+
+
+def test_media_of_a_row_come_out_of_its_shard(tmp_path: Path, view: Open, shared_data: Path) -> None:
+    """A row table without bytes shows its pictures from the registered shards, by range."""
+    shards = tmp_path / "in"
+    shards.mkdir()
+    shutil.copy(shared_data / "image-text" / "image-text-00000.tar", shards)
+    run_chain(declare(tmp_path / "root", shards))
+    table = next((tmp_path / "root" / "data" / "rows").iterdir())
+    client = view(table)
+    entry = client.get("/api/samples").json()["entries"][0]
+    assert client.get(entry["picture"]).content.startswith(b"\xff\xd8")
+    kinds = [item["kind"] for item in client.get("/api/sample/0").json()["items"]]
+    assert "image" in kinds
+
+
+def test_an_older_manifest_opens_by_its_digest(dataset: Path, view: Open) -> None:
+    """``manifests/<digest>.json`` is a dataset too."""
+    assert ids_of(view(next((dataset / "manifests").iterdir()))) == ["x"]
+
+
+def test_a_storage_root_names_its_datasets(dataset: Path) -> None:
+    """The folder above a dataset's is refused with the name of one."""
+    with pytest.raises(ConfigError, match=r"holds datasets.*data"):
+        open_backend([str(dataset.parent)])
+
+
+def test_a_plain_parquet_table_shows_a_row_per_sample(tmp_path: Path, view: Open) -> None:
+    """Any table opens: each row is a sample, each column an item, over several row groups."""
+    table = pa.table({"n": list(range(500)), "title": [f"row {n}" for n in range(500)], "tags": [["a"]] * 500})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=70)
+    client = view(tmp_path / "t.parquet")
+    page = client.get("/api/samples", params={"offset": 65, "limit": 10}).json()
+    assert [entry["text"] for entry in page["entries"]] == [f"row {n}" for n in range(65, 75)]
+    assert page["next"] == 75
+    items = client.get("/api/sample/499").json()["items"]
+    assert [(item["name"], item["kind"]) for item in items] == [("n", "scalar"), ("title", "text"), ("tags", "json")]
+
+
+def test_a_parquet_file_of_cells_shows_its_pictures(tmp_path: Path, view: Open, shared_data: Path) -> None:
+    """Media in cells, as Hugging Face stores them, are members of their rows."""
+    import io
+    import tarfile
+
+    with tarfile.open(shared_data / "image-text" / "image-text-00000.tar") as archive:
+        names = [name for name in archive.getnames() if name.endswith(".jpg")][:3]
+        pictures = [archive.extractfile(name) or io.BytesIO() for name in names]
+        cells = [{"bytes": picture.read(), "path": name} for picture, name in zip(pictures, names, strict=True)]
+    pq.write_table(pa.table({"image": cells, "caption": ["a", "b", "c"]}), tmp_path / "hf.parquet")
+    client = view(tmp_path / "hf.parquet")
+    entries = client.get("/api/samples").json()["entries"]
+    assert [entry["text"] for entry in entries] == ["a", "b", "c"]
+    assert client.get(entries[2]["picture"]).content.startswith(b"\xff\xd8")
+
+
+def test_a_list_of_json_shows_lines_and_the_files_beside_it(tmp_path: Path, view: Open) -> None:
+    """Lines of one sample id are one sample; a path names a file below the list's folder and no other."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "data" / "a.txt").write_text("beside")
+    (tmp_path / "data" / "link.txt").symlink_to(tmp_path / "secret.txt")
+    lines = [
+        {"sample_id": "one", "path": "a.txt"},
+        {"sample_id": "one", "text_content": "words"},
+        {"sample_id": "two", "path": "../secret.txt"},
+        {"sample_id": "three", "path": str(tmp_path / "secret.txt")},
+        {"sample_id": "four", "path": "link.txt"},
+        {"sample_id": "five", "path": "file:///etc/passwd"},
+    ]
+    path = tmp_path / "data" / "list.jsonl"
+    path.write_text("\n".join([*map(json.dumps, lines), "{broken", "\n\n[1]"]))
+    client = view(path)
+    assert ids_of(client) == ["one", "two", "three", "four", "five", "row 6", "row 7"]
+    first = client.get("/api/sample/0").json()["items"]
+    assert "beside" in str(first)
+    assert "words" in str(first)
+    for n in range(1, 5):
+        items = client.get(f"/api/sample/{n}").json()["items"]
+        assert "secret" not in str([item["data"] for item in items if item["name"] == "content"]), n
+        assert any(item["kind"] == "unreadable" for item in items), n
+    assert "is not JSON" in str(client.get("/api/sample/5").json())
+
+
+def test_a_damaged_table_is_a_message(tmp_path: Path, view: Open) -> None:
+    """A table whose pages are damaged is 422 or a note with the row group, and never a 500."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"sample_id": [str(n) for n in range(100)], "text": ["x" * 50] * 100}), path)
+    content = bytearray(path.read_bytes())
+    content[10:200] = b"\xff" * 190
+    path.write_bytes(content)
+    client = view(path)
+    for url in ("/api/samples", "/api/sample/0", "/api/find?q=1"):
+        answer = client.get(url)
+        assert answer.status_code in (200, 404, 422), answer.text
+        assert answer.status_code != 200 or "cannot be read" in answer.text
+
+
+def test_nothing_there_is_an_error(tmp_path: Path) -> None:
+    """An empty folder, a glob without matches and a missing file are errors that name it."""
+    for location in (tmp_path, f"{tmp_path}/*.tar", tmp_path / "no.tar"):
+        with pytest.raises((MmAssetsError, OSError), match=str(tmp_path)):
+            open_backend([str(location)])
+
+
+def test_texts_and_numbers_that_json_lacks_are_answered(tmp_path: Path, view: Open) -> None:
+    """Lone surrogates, NaN and infinities of a list are sent as JSON that a browser reads."""
+    line = '{"sample_id": "\\ud800", "text": "\\udfff words", "n": NaN, "m": [Infinity, {"k": -Infinity}]}'
+    (tmp_path / "x.jsonl").write_text(line)
+    client = view(tmp_path / "x.jsonl")
+    page = client.get("/api/samples")
+    assert page.status_code == 200
+    assert "words" in page.json()["entries"][0]["text"]
+    sample = client.get("/api/sample/0")
+    assert sample.status_code == 200
+    json.loads(sample.text, parse_constant=pytest.fail)
+
+
+def test_a_shard_of_several_is_opened_once(tmp_path: Path) -> None:
+    """The partition of a shard is the same for all requests, so that it is read once."""
+    for name in ("one", "two"):
+        write_tar(tmp_path / f"{name}.tar", {"a.txt": b"x"})
+    backend = open_backend([f"{tmp_path}/*.tar"])
+    assert backend.partition("one") is backend.partition("one")
+    backend.close()
