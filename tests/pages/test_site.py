@@ -1,4 +1,4 @@
-"""The site that `make docs` builds: no warning, no broken link, nothing from other hosts, a search that needs no server."""
+"""The site that `make docs` builds: no warning or broken link, nothing from other hosts, a search without a server."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def pages(site: Path) -> dict[Path, Page]:
 
 
 def test_every_page_of_the_documentation_is_in_the_site(site: Path) -> None:
-    """Each Markdown file of docs/ is built; a warning of MkDocs, such as a page outside of the navigation, fails the build."""
+    """Each Markdown file of docs/ is built; a page outside of the navigation is a warning, which fails the build."""
     docs = REPOSITORY / "docs"
     for page in docs.rglob("*.md"):
         assert (site / page.relative_to(docs).with_suffix(".html")).is_file(), page
