@@ -88,7 +88,7 @@ check: $(VENV)/dev.done
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dg check defs
 
 docs: $(VENV)/dev.done
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
 wheels: $(VENV)/dev.done

@@ -5,7 +5,8 @@
 | `python` | it is executed; the names of the blocks before it are there |
 | `python title="x.py"`, `yaml title="x.yaml"` and others with a title | it is written to this file |
 | `yaml` | a dataset's declaration, or some of its keys, must pass the check of declarations |
-| `sh` | each command runs: `mm-assets` in this process, what is in `SHELL` in a shell |
+| `sh` | each command runs: `mm-assets` in this process, `SHELL` in a shell; one with `# exit code 1` has to fail |
+| `sh parsed` | `mm-assets` commands are parsed and not run: they need what a test does not have |
 | `text` | each of its lines is in the output of the block before it, whatever the white space |
 
 Commands that need a network, a cluster or minutes are in `NOT_RUN`, with what is checked instead.
@@ -17,6 +18,7 @@ import io
 import re
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -69,41 +71,39 @@ class Block:
 
     language: str
     title: str | None
+    is_parsed: bool
     code: str
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
     """Yield the fenced blocks of a page in order."""
     text = page.read_text(encoding="utf-8")
-    for language, title, code in re.findall(
-        r'^```(\w*)(?: title="([^"]+)")?[^\n]*\n(.*?)^```', text, flags=re.MULTILINE | re.DOTALL
+    for language, title, parsed, code in re.findall(
+        r'^```(\w+)(?: title="([^"]+)")?( parsed)?\n(.*?)^```', text, flags=re.MULTILINE | re.DOTALL
     ):
-        yield Block(language, title or None, code)
+        yield Block(language, title or None, bool(parsed), code)
 
 
-def commands_of(code: str) -> Iterator[list[str]]:
-    """Yield the commands of a shell block as words, without comments."""
+def commands_of(code: str) -> Iterator[tuple[list[str], int]]:
+    """Yield the commands of a shell block as words, without comments, with the exit code that is expected."""
     for line in code.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
+        code_said = re.search(r"# exit code (\d+)$", line)
         if words:
-            yield words
+            yield words, int(code_said[1]) if code_said else 0
 
 
 @dataclass
 class Reader:
-    """Somebody who follows a page in a folder.
+    """Follows a page in the current folder.
 
     Attributes:
         page: what is followed.
         monkeypatch: for the current folder, variables and the import path; undone by the test.
-        parsed: commands that contain one of these texts are parsed and not run.
-        codes: exit codes other than 0 that are expected, by a text in the command.
     """
 
     page: Path
     monkeypatch: pytest.MonkeyPatch
-    parsed: tuple[str, ...] = ()
-    codes: Mapping[str, int] = field(default_factory=dict)
     space: dict[str, Any] = field(default_factory=dict)
     output: str = ""
 
@@ -132,12 +132,14 @@ class Reader:
 
     def _sh(self, block: Block, where: str) -> None:
         self.output = ""
-        for words in commands_of(block.code):
+        for words, code in commands_of(block.code):
             if words[0] == "export":
                 name, _, value = words[1].partition("=")
                 self.monkeypatch.setenv(name, value.replace("$PWD", str(Path.cwd())))
+            elif words[0] == "mm-assets" and block.is_parsed:
+                _options(words)
             elif words[0] == "mm-assets":
-                self._mm_assets(words, where)
+                self._mm_assets(words, code, where)
             elif words[0] in SHELL:
                 line = " ".join(word if set("*?") & set(word) else shlex.quote(word) for word in words)
                 done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
@@ -146,19 +148,18 @@ class Reader:
             else:
                 NOT_RUN[words[0]](words)
 
-    def _mm_assets(self, words: list[str], where: str) -> None:
-        if any(text in word for text in self.parsed for word in words):
-            _options(words)
-            return
+    def _mm_assets(self, words: list[str], code: int, where: str) -> None:
         result = CliRunner().invoke(main, words[1:], prog_name="mm-assets", catch_exceptions=False)
         self.output += result.output
-        expected = next((code for text, code in self.codes.items() if text in " ".join(words)), 0)
-        assert result.exit_code == expected, (where, words, result.output)
+        assert result.exit_code == code, (where, words, result.output)
 
     def _text(self, block: Block, where: str) -> None:
         found = " ".join(self.output.split())
         for line in block.code.splitlines():
             assert " ".join(line.split()) in found, (where, line, self.output)
+
+    def _toml(self, block: Block, where: str) -> None:
+        tomllib.loads(block.code)
 
     def _json(self, block: Block, where: str) -> None:
         self._text(block, where)
