@@ -8,7 +8,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/*.md", "examples/*.md", "benchmarks/**/*.md", "mm_assets/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md", "benchmarks/**/*.md", "mm_assets/**/*.md")
     for page in REPOSITORY.glob(pattern)
 )
 

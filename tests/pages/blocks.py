@@ -1,0 +1,165 @@
+"""Runs the code blocks of a page in order, as its reader would.
+
+| block | what happens |
+| --- | --- |
+| `python` | it is executed; the names of the blocks before it are there |
+| `python title="x.py"`, `yaml title="x.yaml"` and others with a title | it is written to this file |
+| `yaml` | a dataset's declaration, or some of its keys, must pass the check of declarations |
+| `sh` | each command runs: `mm-assets` in this process, `SHELL` in a shell; one with `# exit code 1` has to fail |
+| `sh parsed` | `mm-assets` commands are parsed and not run: they need what a test does not have |
+| `text` | each of its lines is in the output of the block before it, whatever the white space |
+
+Commands that need a network, a cluster or minutes are in `NOT_RUN`, with what is checked instead.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from mm_assets.cli.main import main
+from mm_assets.pipeline.spec import DatasetSpec
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+SHELL = ("cp", "du", "ls", "mkdir", "mv", "rm", "tar")
+
+
+def _make(words: list[str]) -> None:
+    targets = re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert words[1] in targets, words
+
+
+def _options(words: list[str]) -> None:
+    """Parses an `mm-assets` command without running it."""
+    command = main.get_command(click.Context(main), words[1])
+    assert command is not None, words
+    command.make_context(words[1], words[2:])
+
+
+def _nothing(words: list[str]) -> None:
+    """Another program's own command."""
+
+
+NOT_RUN: Mapping[str, Callable[[list[str]], None]] = {
+    "make": _make,
+    "pip": _nothing,
+    ".": _nothing,
+    "torchrun": _nothing,
+    "dagster": _nothing,
+    "dg": _nothing,
+}
+"""What a command of a page is not run for, by its first word, and the check in place of it."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block."""
+
+    language: str
+    title: str | None
+    is_parsed: bool
+    code: str
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    """Yield the fenced blocks of a page in order."""
+    text = page.read_text(encoding="utf-8")
+    for language, title, parsed, code in re.findall(
+        r'^```(\w+)(?: title="([^"]+)")?( parsed)?\n(.*?)^```', text, flags=re.MULTILINE | re.DOTALL
+    ):
+        yield Block(language, title or None, bool(parsed), code)
+
+
+def commands_of(code: str) -> Iterator[tuple[list[str], int]]:
+    """Yield the commands of a shell block as words, without comments, with the exit code that is expected."""
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        code_said = re.search(r"# exit code (\d+)$", line)
+        if words:
+            yield words, int(code_said[1]) if code_said else 0
+
+
+@dataclass
+class Reader:
+    """Follows a page in the current folder.
+
+    Attributes:
+        page: what is followed.
+        monkeypatch: for the current folder, variables and the import path; undone by the test.
+    """
+
+    page: Path
+    monkeypatch: pytest.MonkeyPatch
+    space: dict[str, Any] = field(default_factory=dict)
+    output: str = ""
+
+    def follow(self) -> None:
+        """Run every block of the page."""
+        for number, block in enumerate(blocks_of(self.page)):
+            where = f"{self.page.name}, block {number}"
+            if block.title is not None:
+                Path(block.title).parent.mkdir(parents=True, exist_ok=True)
+                Path(block.title).write_text(block.code, encoding="utf-8")
+            getattr(self, f"_{block.language}")(block, where)
+
+    def _python(self, block: Block, where: str) -> None:
+        if block.title is not None:
+            compile(block.code, where, "exec")
+            return
+        captured = io.StringIO()
+        with redirect_stdout(captured):
+            exec(compile(block.code, where, "exec"), self.space)
+        self.output = captured.getvalue()
+
+    def _yaml(self, block: Block, where: str) -> None:
+        given = yaml.safe_load(re.sub(r"\{\{.*?\}\}", "x", block.code))
+        config = given.get("attributes", given)
+        DatasetSpec.from_config({"name": "x", "shards": "s", "root": "r", **config}, where=where)
+
+    def _sh(self, block: Block, where: str) -> None:
+        self.output = ""
+        for words, code in commands_of(block.code):
+            if words[0] == "export":
+                name, _, value = words[1].partition("=")
+                self.monkeypatch.setenv(name, value.replace("$PWD", str(Path.cwd())))
+            elif words[0] == "mm-assets" and block.is_parsed:
+                _options(words)
+            elif words[0] == "mm-assets":
+                self._mm_assets(words, code, where)
+            elif words[0] in SHELL:
+                line = " ".join(word if set("*?") & set(word) else shlex.quote(word) for word in words)
+                done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, (where, line, done.stderr)
+                self.output += done.stdout
+            else:
+                NOT_RUN[words[0]](words)
+
+    def _mm_assets(self, words: list[str], code: int, where: str) -> None:
+        result = CliRunner().invoke(main, words[1:], prog_name="mm-assets", catch_exceptions=False)
+        self.output += result.output
+        assert result.exit_code == code, (where, words, result.output)
+
+    def _text(self, block: Block, where: str) -> None:
+        found = " ".join(self.output.split())
+        for line in block.code.splitlines():
+            assert " ".join(line.split()) in found, (where, line, self.output)
+
+    def _toml(self, block: Block, where: str) -> None:
+        tomllib.loads(block.code)
+
+    def _json(self, block: Block, where: str) -> None:
+        self._text(block, where)

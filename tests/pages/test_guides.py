@@ -1,0 +1,145 @@
+"""Every code block of the quick start, the tutorials and the how-tos runs, in order, with the printed output."""
+
+import json
+import os
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from ..s3_server import serve
+from .blocks import Reader
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+Follow = Callable[..., Reader]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Dagster instance that all pages share: creating one takes seconds."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def bucket(demo_shards: Path) -> Iterator[str]:
+    """The URL of an S3 server with the bucket that the pages name."""
+    with serve() as (url, _):
+        s3 = fsspec.filesystem("s3", key="test", secret="test", endpoint_url=url)
+        s3.mkdir("my-bucket")
+        s3.put(str(demo_shards / "speech-00000.tar"), "my-bucket/talks/talks-00000.tar")
+        yield url
+
+
+@pytest.fixture
+def follow(tmp_path: Path, demo_shards: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Follow:
+    """Follows a page in an empty folder, in which the demo shards are where they are in a checkout."""
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.delenv("MM_ASSETS_ROOT", raising=False)
+    folder = tmp_path / "checkout"
+    (folder / "mm_assets" / "defs" / "demo").mkdir(parents=True)
+    (folder / "mm_assets" / "defs" / "demo" / "shards").symlink_to(demo_shards)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # commands add the current folder
+
+    def followed(page: str, **options: object) -> Reader:
+        reader = Reader(DOCS / page, monkeypatch, **options)  # type: ignore[arg-type]
+        reader.follow()
+        return reader
+
+    return followed
+
+
+def compare(made: str, kept: str) -> None:
+    """The picture that a page's code made is the one that the page shows; or it becomes that, if it should be written.
+
+    Resizing may differ by a gray level from one release of a decoder to the next.
+    """
+    place = DOCS / "images" / kept
+    with Image.open(made) as image:
+        found = np.asarray(image.convert("RGB"), np.int16)
+    if os.environ.get("MM_ASSETS_PICTURES") == "write":
+        Image.fromarray(found.astype(np.uint8)).quantize(128).save(place, optimize=True)
+    with Image.open(place) as image:
+        expected = np.asarray(image.convert("RGB"), np.int16)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).mean() < 4
+
+
+def test_the_quick_start(follow: Follow) -> None:
+    """It ends with the picture that the page shows."""
+    follow("quick-start.md")
+    compare("sheet.png", "quick-start.png")
+
+
+def test_your_own_bucket(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards on an S3 server are planned, packed and read as the page says."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket)
+    follow("tutorials/own-bucket.md")
+
+
+def test_your_own_filter(follow: Follow) -> None:
+    """The filter of the page drops the drawings that it shows."""
+    follow("tutorials/own-filter.md")
+    compare("dropped.png", "few-colors.png")
+
+
+def test_a_robot_dataset(follow: Follow) -> None:
+    """Episodes become time series, depth and images."""
+    follow("tutorials/robot-dataset.md")
+
+
+def test_train_and_resume(follow: Follow) -> None:
+    """A run that was stopped continues on one rank and on four."""
+    follow("tutorials/train-and-resume.md")
+
+
+def test_export(follow: Follow) -> None:
+    """Exported tars have the members of the demo shard, byte for byte; the Parquet file has its texts."""
+    follow("tutorials/export.md")
+    before = members_of([Path("mm_assets/defs/demo/shards/captions-00000.tar")])
+    after = members_of(sorted(Path("export").glob("*.tar")))
+    assert sorted(after) == sorted(before)
+    assert [name for name in before if not name.endswith(".json") and after[name] != before[name]] == []
+    assert all(json.loads(after[name]) == json.loads(before[name]) for name in before if name.endswith(".json"))
+
+
+def test_s3_credentials(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands that a server can answer run; the others have options that exist."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket)
+    follow("how-to/s3-credentials.md")
+
+
+@pytest.mark.parametrize(
+    "page", ["retries.md", "change-filters.md", "why-dropped.md", "disk-space.md", "troubleshooting.md"]
+)
+def test_how_tos(page: str, follow: Follow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block runs, with the messages and numbers that are printed."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    follow(f"how-to/{page}")
+
+
+def test_your_own_project(follow: Follow) -> None:
+    """The files of the page are a project whose dataset the commands find."""
+    for package in ("mine", "mine/defs"):
+        Path(package).mkdir()
+        Path(package, "__init__.py").touch()
+    follow("how-to/own-project.md")
+
+
+def members_of(shards: list[Path]) -> dict[str, bytes]:
+    """The files in tars by name."""
+    found = {}
+    for shard in shards:
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                content = tar.extractfile(member)
+                assert content is not None
+                found[member.name] = content.read()
+    return found

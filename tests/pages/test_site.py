@@ -1,0 +1,89 @@
+"""The site that `make docs` builds: no warning or broken link, nothing from other hosts, a search without a server."""
+
+import json
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Page(HTMLParser):
+    """What a built page refers to, and the anchors that it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value is not None}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        target = given.get("href") or given.get("src")
+        if target is None:
+            return
+        if tag == "a":
+            self.links.append(target)
+        elif given.get("rel") not in ("canonical", "prev", "next"):
+            self.loaded.append(target)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pages(site: Path) -> dict[Path, Page]:
+    """The pages of the site by their files."""
+    return {path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
+def test_every_page_of_the_documentation_is_in_the_site(site: Path) -> None:
+    """Each Markdown file of docs/ is built; a page outside of the navigation is a warning, which fails the build."""
+    docs = REPOSITORY / "docs"
+    for page in docs.rglob("*.md"):
+        assert (site / page.relative_to(docs).with_suffix(".html")).is_file(), page
+
+
+def test_every_link_of_the_site_resolves(site: Path, pages: dict[Path, Page]) -> None:
+    """Each relative link and each file that a page loads is there, and each anchor is in the page that it names."""
+    broken = []
+    for path, page in pages.items():
+        for link in (*page.links, *page.loaded):
+            name, _, anchor = link.partition("#")
+            if ":" in name:
+                continue
+            target = (path.parent / unquote(name)).resolve() if name else path
+            target = target / "index.html" if target.is_dir() else target
+            found = target.is_relative_to(site.resolve()) and target.is_file()
+            if not found or (anchor and target in pages and unquote(anchor) not in pages[target].anchors | {"__skip"}):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == []
+
+
+def test_no_page_loads_anything_from_another_host(pages: dict[Path, Page]) -> None:
+    """Scripts, styles, fonts and pictures of each page are files of the site."""
+    assert {link for page in pages.values() for link in page.loaded if "//" in link} == set()
+    assert {link for page in pages.values() for link in page.loaded if link.endswith(".js")} != set()
+
+
+def test_the_search_index_is_a_script(site: Path) -> None:
+    """The search has the sections of all pages in a script, which a page opened from a folder may load."""
+    text = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    sections = json.loads(text.removeprefix("var __index = "))["docs"]
+    found = {section["location"] for section in sections if "settle_seconds" in section["text"]}
+    assert "settings.html#keys-of-a-dataset" in found
