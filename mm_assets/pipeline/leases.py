@@ -256,7 +256,7 @@ class Leases:
             return  # the last is one that could not be deleted
         valid = self._valid(name, lease)
         if valid is not None:
-            # Whoever tries again may have a clock that is behind this one.
+            # The caller that tries again may have a clock that is behind this one.
             seconds = valid.until - self._clock() + _MARGIN if valid.is_gone is None else None
             where = self._store.url_of(self.file_name(name))
             raise LeasedError(where, name=name, owner=valid.owner, seconds=seconds)

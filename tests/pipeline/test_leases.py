@@ -63,7 +63,7 @@ def test_a_lease_of_another_host_ends(dataset: DatasetStore) -> None:
     with Leases(dataset, "mine", clock=clock) as leases:
         with pytest.raises(LeasedError, match="on host elsewhere") as refused, leases.held("a"):
             pass
-        assert 30 < refused.value.seconds <= 40  # whoever tries again may have a clock that is behind
+        assert 30 < refused.value.seconds <= 40  # another process may have a clock that is behind
         assert leases.live("a") == Lease(run="other", owner=ELSEWHERE, until=clock.now + 30)
         clock.now += 31
         assert leases.live("a") is None
