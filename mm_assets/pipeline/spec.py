@@ -21,18 +21,18 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
 )
-from pydantic_core import ErrorDetails
 
-from mm_assets.errors import ConfigError, meant
+from mm_assets.errors import ConfigError
 from mm_assets.filters.base import Annotator, Filter
 from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
 from mm_assets.packing.judge import Mode, Policy
 from mm_assets.packing.presets import ALL_COLUMNS, PRESETS, check_pack_config
+from mm_assets.pipeline.spec_errors import config_error, shown
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
 from mm_assets.storage.urls import CHAINED, is_local
 
-__all__ = ["PARTITION_KEY", "DatasetSpec", "EngineOptions", "ParquetOptions", "expected", "plain"]
+__all__ = ["PARTITION_KEY", "DatasetSpec", "EngineOptions", "ParquetOptions", "plain"]
 
 PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
 _NAME = "[A-Za-z][A-Za-z0-9_]*"  # the names that Dagster allows in asset keys and job names
@@ -115,7 +115,7 @@ def _check_limit(limit: object) -> object:
         allowed = limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0)
     if not allowed:
         said = "a whole number of at least 0, or a percentage of at most 100 such as 0.5%"
-        raise ValueError(f"is {_shown(limit)}, expected {said}")
+        raise ValueError(f"is {shown(limit)}, expected {said}")
     return limit
 
 
@@ -516,7 +516,8 @@ class DatasetSpec(Settings):
         try:
             return cls.model_validate(config, context={"where": where, "base": base})
         except ValidationError as error:
-            first, *others = {e.key: e for e in (_config_error(found, where) for found in error.errors())}.values()
+            errors = (config_error(found, where, cls.model_json_schema()) for found in error.errors())
+            first, *others = {found.key: found for found in errors}.values()
             more = "".join(f"; {other.key}: {other.detail}" for other in others)
             raise ConfigError(where, first.key, first.detail + more) from error
 
@@ -549,63 +550,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(sorted(value.items()))
     return list(value) if isinstance(value, tuple) else value
-
-
-# -- messages
-
-_KINDS = {
-    "array": "a list",
-    "boolean": "true or false",
-    "integer": "a whole number",
-    "number": "a number",
-    "object": "keys and values",
-    "string": "text",
-}
-
-
-def expected(schema: Mapping[str, Any]) -> str:
-    """The allowed values of a JSON schema in words; the schema is as `DatasetSpec.model_json_schema` returns it."""
-    if "anyOf" in schema:
-        return ", or ".join(expected(option) for option in schema["anyOf"] if option["type"] != "null")
-    if "enum" in schema:
-        return ", ".join(schema["enum"])
-    said = _KINDS[schema["type"]]
-    items = schema.get("items", {})
-    if items.get("type") == "string":
-        said += f" of {' and '.join(items['enum'])}" if "enum" in items else " of texts"
-    return said + (f" of at least {schema['minimum']}" if "minimum" in schema else "")
-
-
-def _config_error(found: ErrorDetails, where: str) -> ConfigError:
-    """One of pydantic's errors, worded as all errors of declarations."""
-    cause = found.get("ctx", {}).get("error")
-    if isinstance(cause, ConfigError):  # of a filter, an annotator or the packing
-        return ConfigError(where, cause.key, cause.detail)
-    root = DatasetSpec.model_json_schema()
-    schema, parent, key = root, root, ""
-    for part in found["loc"]:
-        if part == "[key]":  # pydantic's notation for a wrong key
-            continue
-        key += f"[{part}]" if isinstance(part, int) else f".{part}"
-        options = schema.get("properties", {})
-        schema = (schema.get("items") if isinstance(part, int) else options.get(part)) or {"type": "string"}
-        if "$ref" in schema:
-            parent = schema = root["$defs"][schema["$ref"].rsplit("/", 1)[-1]]
-    detail = f"is {_shown(found['input'])}, expected {expected(schema)}"
-    if cause is not None:
-        detail = str(cause)
-    elif found["type"] == "missing":
-        detail = f"is missing: {schema['description'].rstrip('.')}"
-    elif found["type"] == "extra_forbidden":
-        known = sorted(parent["properties"])
-        detail = f"is not a setting; allowed here: {', '.join(known)}{meant(found['loc'][-1], known)}"
-        if found["loc"][-1] in known:
-            detail = "is another name of a setting that is given too: give one of them"
-    elif found["type"] == "literal_error":
-        detail = f"is {found['input']!r}, allowed: {expected(schema)}"
-    return ConfigError(where, key.lstrip(".") or "declaration", detail)
-
-
-def _shown(value: object) -> str:
-    empty = value is None or (isinstance(value, str) and not value.strip())
-    return "empty" if empty else f"{type(value).__name__} {value!r}"

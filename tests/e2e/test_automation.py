@@ -2,20 +2,14 @@
 
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
 
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
-from mm_assets.orchestration.resources import StorageRoot
-from mm_assets.orchestration.runs import PROCESS_TAG, load_config
-from mm_assets.pipeline.leases import Lease, Leases
+from mm_assets.orchestration.runs import load_config
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -23,44 +17,7 @@ from mm_assets.storage.store import Store
 
 from ..pipeline.chain import marker_name
 from .loads import make_manifest, pack, run_partitions
-
-SpecOf = Callable[..., DatasetSpec]
-Inbox = Callable[..., Path]
-
-NEEDS_PROC = pytest.mark.skipif(
-    not Path("/proc/self/stat").exists(),
-    reason="only /proc of Linux distinguishes a process from a later one of its number",
-)
-
-
-class Ticker:
-    """Evaluates one sensor of a dataset again and again, as the daemon does."""
-
-    def __init__(self, instance: dg.DagsterInstance, spec: DatasetSpec, name: str) -> None:
-        self.instance = instance
-        self.spec = spec
-        self.definitions = build_definitions(spec)
-        self.sensor = self.definitions.resolve_sensor_def(name)
-        self.cursor: str | None = None
-
-    def tick(self) -> Any:
-        """One evaluation; its cursor and partition requests are carried out."""
-        with dg.build_sensor_context(
-            instance=self.instance,
-            instance_ref=self.instance.get_ref(),
-            cursor=self.cursor,
-            definitions=self.definitions,
-            resources={f"{self.spec.name}_storage": StorageRoot(root=self.spec.root)},
-        ) as context:
-            result = self.sensor.evaluate_tick(context)
-        self.cursor = result.cursor
-        for request in result.dynamic_partitions_requests or []:
-            self.instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
-        return result
-
-
-def keys_of(result: Any) -> list[str]:
-    return [request.partition_key for request in result.run_requests or []]
+from .ticks import Inbox, SpecOf, Ticker, keys_of, schedule_keys, schedule_requests, schedule_tick
 
 
 def test_new_shards_become_partitions_and_runs_in_one_tick(
@@ -100,7 +57,6 @@ def test_a_young_shard_waits_for_its_settle_time(
 ) -> None:
     """A shard is taken only after its fingerprint has not changed for the settle time, whatever its own clock says."""
     import os
-    import time
 
     folder = inbox("docs-00000.tar")
     future = time.time() + 10_000
@@ -146,49 +102,28 @@ def test_a_partition_that_is_running_is_not_requested(
         job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
     )
     assert keys_of(Ticker(instance, spec, "docs_shards").tick()) == ["docs-00001"]
-    assert _schedule_keys(instance, spec) == ["docs-00001"]
-
-
-def _schedule_keys(instance: dg.DagsterInstance, spec: DatasetSpec) -> list[str]:
-    return [request.partition_key for request in _schedule_requests(instance, spec) if request.partition_key]
-
-
-def _schedule_requests(instance: dg.DagsterInstance, spec: DatasetSpec) -> list[dg.RunRequest]:
-    return list(_schedule_tick(instance, spec).run_requests or [])
-
-
-def _schedule_tick(instance: dg.DagsterInstance, spec: DatasetSpec) -> Any:
-    """What one tick gives; the type is not public."""
-    definitions = build_definitions(spec)
-    with dg.build_schedule_context(
-        instance=instance,
-        instance_ref=instance.get_ref(),
-        scheduled_execution_time=datetime(2024, 1, 1, tzinfo=UTC),
-        resources={f"{spec.name}_storage": StorageRoot(root=spec.root)},
-        repository_def=definitions.get_repository_def(),
-    ) as context:
-        return definitions.resolve_schedule_def(f"{spec.name}_pending").evaluate_tick(context)
+    assert schedule_keys(instance, spec) == ["docs-00001"]
 
 
 def test_the_schedule_runs_what_is_pending(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
     """The schedule requests registered partitions without a marker, capped, and skips when there are none."""
     spec = demo_spec("docs", shards=str(inbox()), runs_per_tick=1)
-    assert _schedule_keys(instance, spec) == []
+    assert schedule_keys(instance, spec) == []
     inbox("docs-00000.tar", "docs-00001.tar")
     register_dataset(instance, DatasetStore(spec))
-    assert _schedule_keys(instance, spec) == ["docs-00000"]
+    assert schedule_keys(instance, spec) == ["docs-00000"]
     (run,) = run_partitions([(spec, "docs-00000")])
     assert run.ok
-    assert _schedule_keys(instance, spec) == ["docs-00001"]
+    assert schedule_keys(instance, spec) == ["docs-00001"]
 
 
 def test_the_schedule_alone_registers_and_runs(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
     """With `run_schedule: true` and nothing else, a tick adds new shards as partitions and requests their runs."""
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")), run_schedule=True)
-    assert _schedule_keys(instance, spec) == ["docs-00000"]
+    assert schedule_keys(instance, spec) == ["docs-00000"]
     assert instance.get_dynamic_partitions("docs_shards") == ["docs-00000"]
     inbox("docs-00001.tar")
-    assert _schedule_keys(instance, spec) == ["docs-00000", "docs-00001"]
+    assert schedule_keys(instance, spec) == ["docs-00000", "docs-00001"]
 
 
 def test_a_tick_of_the_schedule_says_which_shards_it_leaves(
@@ -196,7 +131,7 @@ def test_a_tick_of_the_schedule_says_which_shards_it_leaves(
 ) -> None:
     """A shard that may still be written is not registered, and the skipped tick says so and what registers it."""
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar"))).replace(settle_seconds=3600.0)
-    tick = _schedule_tick(instance, spec)
+    tick = schedule_tick(instance, spec)
     assert not tick.run_requests
     assert "1 shards are younger than settle_seconds (3600)" in (tick.skip_message or "")
     assert "docs_shards" in (tick.skip_message or "")
@@ -351,165 +286,35 @@ def test_failing_partitions_do_not_starve_the_others(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What failed waits, longer each time; a partition that was never tried is run, and so is one that changed."""
-    import time
-
     inbox("docs-00000.tar", "docs-00001.tar")
     spec = demo_spec("docs", shards=str(inbox()), runs_per_tick=1)
     register_dataset(instance, DatasetStore(spec))
     tags = _schedule_tags(instance, spec, "docs-00000")
     assert tags[".dagster/mm_assets.attempt"] == "1"
     _failed_run(instance, spec, "docs-00000", tags)
-    assert _schedule_keys(instance, spec) == ["docs-00001"]
+    assert schedule_keys(instance, spec) == ["docs-00001"]
     _failed_run(instance, spec, "docs-00001", {".dagster/mm_assets.fingerprint": "of another state"})
-    assert _schedule_keys(instance, spec) == ["docs-00001"]
+    assert schedule_keys(instance, spec) == ["docs-00001"]
     _failed_run(instance, spec, "docs-00001", _schedule_tags(instance, spec, "docs-00001"))
-    assert _schedule_keys(instance, spec) == []
+    assert schedule_keys(instance, spec) == []
     now = time.time()
     monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 700)
     tags = _schedule_tags(instance, spec, "docs-00000")
     assert tags[".dagster/mm_assets.attempt"] == "2"
     _failed_run(instance, spec, "docs-00000", tags)
-    assert _schedule_keys(instance, spec) == ["docs-00001"]
+    assert schedule_keys(instance, spec) == ["docs-00001"]
     both = demo_spec("docs", shards=str(inbox()), runs_per_tick=2)
     monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 1800)
-    assert _schedule_keys(instance, both) == ["docs-00001"], "the second pause is twice the first"
+    assert schedule_keys(instance, both) == ["docs-00001"], "the second pause is twice the first"
     monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 2000)
-    assert _schedule_keys(instance, both) == ["docs-00001", "docs-00000"]
+    assert schedule_keys(instance, both) == ["docs-00001", "docs-00000"]
 
 
 def _schedule_tags(instance: dg.DagsterInstance, spec: DatasetSpec, key: str) -> dict[str, str]:
     """Tags of the run that the schedule asks for first, which must be this partition's."""
-    (request,) = _schedule_requests(instance, spec)
+    (request,) = schedule_requests(instance, spec)
     assert request.partition_key == key
     return {name: value for name, value in request.tags.items() if name.startswith("mm_assets/")}
-
-
-@NEEDS_PROC
-@pytest.mark.parametrize("killed", [True, False])
-def test_a_killed_run_does_not_block_its_partition(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, killed: bool
-) -> None:
-    """A started run whose process is gone is failed, and its partition requested; one whose process lives is not."""
-    import subprocess
-    import sys
-
-    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
-    register_dataset(instance, DatasetStore(spec))
-    job = build_definitions(spec).resolve_job_def("docs_pack")
-    run = instance.create_run_for_job(
-        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
-    )
-    code = f"from mm_assets.pipeline.liveness import process_tag; print(process_tag({run.run_id!r}), flush=True)"
-    with subprocess.Popen(
-        [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None
-        tag = child.stdout.readline().strip()
-        instance.add_run_tags(run.run_id, {PROCESS_TAG: tag})
-        if killed:
-            child.kill()
-            child.wait()
-        expected = ["docs-00000"] if killed else []
-        assert _schedule_keys(instance, spec) == expected
-        assert keys_of(Ticker(instance, spec, "docs_shards").tick()) == expected
-        child.kill()
-    found = instance.get_run_by_id(run.run_id)
-    assert found is not None
-    assert found.is_finished == killed
-
-
-@pytest.mark.parametrize(("sensor", "job"), [("docs_shards", "docs_pack"), ("docs_markers", "docs_manifest")])
-def test_a_sensor_without_work_ends_a_dead_run(
-    instance: dg.DagsterInstance,
-    demo_spec: SpecOf,
-    inbox: Inbox,
-    monkeypatch: pytest.MonkeyPatch,
-    sensor: str,
-    job: str,
-) -> None:
-    """A run that a sensor requested and whose process is gone is failed by a later tick, to be repeated by Dagster."""
-    from mm_assets.orchestration import runs
-
-    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
-    register_dataset(instance, DatasetStore(spec))
-    if sensor == "docs_markers":
-        DatasetStore(spec).store.write_bytes(marker_name(DatasetStore(spec), "docs-00000"), b"{}")
-    ticker = Ticker(instance, spec, sensor)
-    assert len(ticker.tick().run_requests or []) == 1
-    run = instance.create_run_for_job(
-        job_def=build_definitions(spec).resolve_job_def(job),
-        tags={"dagster/partition": "docs-00000", PROCESS_TAG: "of a process"},
-        status=dg.DagsterRunStatus.STARTED,
-    )
-    monkeypatch.setattr(runs, "process_is_gone", lambda run_id, tag: tag == "of a process")
-    assert not ticker.tick().run_requests
-    found = instance.get_run_by_id(run.run_id)
-    assert found is not None
-    assert found.status == dg.DagsterRunStatus.FAILURE
-
-
-@NEEDS_PROC
-@pytest.mark.parametrize(("begun", "patience"), [(True, 90.0), (False, 300.0)])
-def test_a_silent_run_is_given_up(
-    instance: dg.DagsterInstance,
-    demo_spec: SpecOf,
-    inbox: Inbox,
-    monkeypatch: pytest.MonkeyPatch,
-    begun: bool,
-    patience: float,
-) -> None:
-    """A run on another host that lets its lease end blocks its partition for 90 s, one without a first step longer."""
-    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
-    register_dataset(instance, DatasetStore(spec))
-    job = build_definitions(spec).resolve_job_def("docs_pack")
-    run = instance.create_run_for_job(
-        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
-    )
-    instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id if begun else 'parent'} other/x boot 1 2"})
-    now = time.time()
-    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 0.9 * patience)
-    assert _schedule_keys(instance, spec) == []
-    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 1.1 * patience)
-    assert _schedule_keys(instance, spec) == ["docs-00000"]
-
-
-@NEEDS_PROC
-def test_a_run_on_another_host_is_alive_while_it_renews_its_lease(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run of another host that has said nothing for hours, and whose lease is valid, keeps its partition."""
-    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
-    dataset = DatasetStore(spec)
-    register_dataset(instance, dataset)
-    job = build_definitions(spec).resolve_job_def("docs_pack")
-    run = instance.create_run_for_job(
-        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
-    )
-    instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id} other/x boot 1 2"})
-    now = time.time()
-    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 7200)
-    lease = Lease(run=run.run_id, owner="other/x boot 1 2", until=now + 300)
-    dataset.store.write_bytes(Leases.file_name("docs-00000"), lease.to_bytes())
-    assert _schedule_keys(instance, spec) == []
-    dataset.store.write_bytes(Leases.file_name("docs-00000"), replace(lease, until=now - 1).to_bytes())
-    assert _schedule_keys(instance, spec) == ["docs-00000"]
-
-
-def test_a_dead_manifest_run_does_not_block_the_next(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The marker sensor waits for a manifest run that may live, and not for one that cannot."""
-    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
-    dataset = DatasetStore(spec)
-    register_dataset(instance, dataset)
-    dataset.store.write_bytes(marker_name(dataset, "captions-00000"), b"{}")
-    job = build_definitions(spec).resolve_job_def("captions_manifest")
-    instance.create_run_for_job(job_def=job, status=dg.DagsterRunStatus.STARTED)
-    ticker = Ticker(instance, spec, "captions_markers")
-    assert not ticker.tick().run_requests
-    now = time.time()
-    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 90_000)
-    assert len(ticker.tick().run_requests or []) == 1
 
 
 def test_whatever_changes_a_manifest_makes_one(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
@@ -562,7 +367,7 @@ def test_a_load_at_work_is_left_alone(instance: dg.DagsterInstance, demo_spec: S
     for partitions, expected in ((["docs-00000"], ["docs-00001"]), ([], [])):
         config = load_config(spec, partitions)
         run = instance.create_run_for_job(job_def=job, run_config=config, status=dg.DagsterRunStatus.NOT_STARTED)
-        assert _schedule_keys(instance, spec) == expected
+        assert schedule_keys(instance, spec) == expected
         instance.report_run_failed(run, "made to fail")
 
 
@@ -602,7 +407,7 @@ def test_a_requested_run_starts_at_the_first_stale_stage(
 
     def requested(spec: DatasetSpec) -> list[dg.RunRequest]:
         if by == "schedule":
-            return _schedule_requests(instance, spec)
+            return schedule_requests(instance, spec)
         return list(Ticker(instance, spec, "captions_shards").tick().run_requests or [])
 
     def check(spec: DatasetSpec, *, first: str, reason: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mm_assets.pipeline.spec import DatasetSpec, EngineOptions, ParquetOptions, expected
+from mm_assets.pipeline.spec import DatasetSpec, EngineOptions, ParquetOptions
+from mm_assets.pipeline.spec_errors import expected
 from mm_assets.rows.schema import MemberRules, Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"

@@ -1,0 +1,150 @@
+"""Runs that died: they do not block their partitions, and those that may be alive are left alone."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from mm_assets.orchestration.build import build_definitions
+from mm_assets.orchestration.launch import register_dataset
+from mm_assets.orchestration.runs import PROCESS_TAG
+from mm_assets.pipeline.leases import Lease, Leases
+from mm_assets.pipeline.store import DatasetStore
+
+from ..pipeline.chain import marker_name
+from .ticks import Inbox, SpecOf, Ticker, keys_of, schedule_keys
+
+NEEDS_PROC = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(),
+    reason="only /proc of Linux distinguishes a process from a later one of its number",
+)
+
+
+@NEEDS_PROC
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_killed_run_does_not_block_its_partition(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, killed: bool
+) -> None:
+    """A started run whose process is gone is failed, and its partition requested; one whose process lives is not."""
+    import subprocess
+    import sys
+
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    job = build_definitions(spec).resolve_job_def("docs_pack")
+    run = instance.create_run_for_job(
+        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
+    )
+    code = f"from mm_assets.pipeline.liveness import process_tag; print(process_tag({run.run_id!r}), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        tag = child.stdout.readline().strip()
+        instance.add_run_tags(run.run_id, {PROCESS_TAG: tag})
+        if killed:
+            child.kill()
+            child.wait()
+        expected = ["docs-00000"] if killed else []
+        assert schedule_keys(instance, spec) == expected
+        assert keys_of(Ticker(instance, spec, "docs_shards").tick()) == expected
+        child.kill()
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    assert found.is_finished == killed
+
+
+@pytest.mark.parametrize(("sensor", "job"), [("docs_shards", "docs_pack"), ("docs_markers", "docs_manifest")])
+def test_a_sensor_without_work_ends_a_dead_run(
+    instance: dg.DagsterInstance,
+    demo_spec: SpecOf,
+    inbox: Inbox,
+    monkeypatch: pytest.MonkeyPatch,
+    sensor: str,
+    job: str,
+) -> None:
+    """A run that a sensor requested and whose process is gone is failed by a later tick, to be repeated by Dagster."""
+    from mm_assets.orchestration import runs
+
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    if sensor == "docs_markers":
+        DatasetStore(spec).store.write_bytes(marker_name(DatasetStore(spec), "docs-00000"), b"{}")
+    ticker = Ticker(instance, spec, sensor)
+    assert len(ticker.tick().run_requests or []) == 1
+    run = instance.create_run_for_job(
+        job_def=build_definitions(spec).resolve_job_def(job),
+        tags={"dagster/partition": "docs-00000", PROCESS_TAG: "of a process"},
+        status=dg.DagsterRunStatus.STARTED,
+    )
+    monkeypatch.setattr(runs, "process_is_gone", lambda run_id, tag: tag == "of a process")
+    assert not ticker.tick().run_requests
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    assert found.status == dg.DagsterRunStatus.FAILURE
+
+
+@NEEDS_PROC
+@pytest.mark.parametrize(("begun", "patience"), [(True, 90.0), (False, 300.0)])
+def test_a_silent_run_is_given_up(
+    instance: dg.DagsterInstance,
+    demo_spec: SpecOf,
+    inbox: Inbox,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: bool,
+    patience: float,
+) -> None:
+    """A run on another host that lets its lease end blocks its partition for 90 s, one without a first step longer."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    job = build_definitions(spec).resolve_job_def("docs_pack")
+    run = instance.create_run_for_job(
+        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
+    )
+    instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id if begun else 'parent'} other/x boot 1 2"})
+    now = time.time()
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 0.9 * patience)
+    assert schedule_keys(instance, spec) == []
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 1.1 * patience)
+    assert schedule_keys(instance, spec) == ["docs-00000"]
+
+
+@NEEDS_PROC
+def test_a_run_on_another_host_is_alive_while_it_renews_its_lease(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of another host that has said nothing for hours, and whose lease is valid, keeps its partition."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    job = build_definitions(spec).resolve_job_def("docs_pack")
+    run = instance.create_run_for_job(
+        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
+    )
+    instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id} other/x boot 1 2"})
+    now = time.time()
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 7200)
+    lease = Lease(run=run.run_id, owner="other/x boot 1 2", until=now + 300)
+    dataset.store.write_bytes(Leases.file_name("docs-00000"), lease.to_bytes())
+    assert schedule_keys(instance, spec) == []
+    dataset.store.write_bytes(Leases.file_name("docs-00000"), replace(lease, until=now - 1).to_bytes())
+    assert schedule_keys(instance, spec) == ["docs-00000"]
+
+
+def test_a_dead_manifest_run_does_not_block_the_next(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker sensor waits for a manifest run that may live, and not for one that cannot."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    dataset.store.write_bytes(marker_name(dataset, "captions-00000"), b"{}")
+    job = build_definitions(spec).resolve_job_def("captions_manifest")
+    instance.create_run_for_job(job_def=job, status=dg.DagsterRunStatus.STARTED)
+    ticker = Ticker(instance, spec, "captions_markers")
+    assert not ticker.tick().run_requests
+    now = time.time()
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 90_000)
+    assert len(ticker.tick().run_requests or []) == 1
