@@ -282,10 +282,15 @@ class _Run:
                 "makes_manifest": self.is_recorded,
             }
             report_planned(name, planned)
-            number = f"{len(planned):,} of {counted(len(present.partitions), 'partition')}"
-            echo(f"{name}: would run {number}" + (" and make the manifest" if self.is_recorded else ""))
+            number, manifest = counted(len(present.partitions), "partition"), " and make the manifest"
+            if planned:
+                said = f"would run {len(planned):,} of {number}" + (manifest if self.is_recorded else "")
+            else:
+                said = f"would run none of {number}: nothing is pending"
+            echo(f"{name}: {said}")
         for line in self.failed:
             echo(f"failed: {self.chosen.complete(line)}", err=True)
+        echo("dry run: nothing was registered, run or written")
         write_document({"dry_run": True, "datasets": document, "failed": self.failed})
 
     def execute(self, stop: Stop) -> None:

@@ -57,6 +57,7 @@ def command(chosen: DatasetChoice, query: str, as_csv: bool) -> None:
         connection.close()
 
 
+_READABLE = 24  # characters of a line of a long cell, at least
 _WIDE = 6  # columns that a terminal shows side by side
 _SHOWN_ROWS = 100  # of a query's result in a terminal; --csv gives all
 
@@ -76,6 +77,14 @@ def _print_csv(columns: Sequence[str], cursor: Any) -> None:
         writer.writerows(batch)
 
 
+def _least_width(names: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Columns of a terminal that a table needs whose names are whole, with long cells over a few lines."""
+    from rich.cells import cell_len
+
+    widest = [max(map(cell_len, column)) for column in zip(*rows, strict=True)] if rows else [0] * len(names)
+    return 1 + sum(3 + max(cell_len(name), min(wide, _READABLE)) for name, wide in zip(names, widest, strict=True))
+
+
 def _print_rows(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
     from rich.console import Console
     from rich.markup import escape
@@ -84,18 +93,20 @@ def _print_rows(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None
     from mm_assets.summaries import summarize
 
     console = Console()
-    if len(columns) > _WIDE:  # side by side no column would be readable
-        for number, row in enumerate(rows[:_SHOWN_ROWS]):
+    names = list(map(printable, columns))
+    shown = [["" if cell is None else printable(summarize(cell)) for cell in row] for row in rows[:_SHOWN_ROWS]]
+    if len(columns) > _WIDE or _least_width(names, shown) > console.width:  # side by side no column would be readable
+        for number, cells in enumerate(shown):
             console.rule(f"row {number}", align="left")
-            for column, cell in zip(columns, row, strict=True):
-                if cell is not None:
-                    console.print(f"{escape(printable(column))}: {escape(printable(summarize(cell)))}", soft_wrap=True)
+            for name, cell in zip(names, cells, strict=True):
+                if cell:
+                    console.print(f"{escape(name)}: {escape(cell)}", soft_wrap=True)
     else:
         table = Table()
-        for column in columns:
-            table.add_column(escape(printable(column)), overflow="fold")
-        for row in rows[:_SHOWN_ROWS]:
-            table.add_row(*("" if cell is None else escape(printable(summarize(cell))) for cell in row))
+        for name in names:
+            table.add_column(escape(name), overflow="fold")
+        for cells in shown:
+            table.add_row(*map(escape, cells))
         console.print(table)
     if len(rows) > _SHOWN_ROWS:
         echo(f"only the first {_SHOWN_ROWS} rows are shown; --csv gives all", err=True)

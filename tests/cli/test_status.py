@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -57,6 +62,29 @@ def test_a_query_without_a_statement_is_refused(invoke: Invoke, query: str) -> N
     result = invoke("sql", query)
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"error: arguments: QUERY: found {query!r}, expected SQL" in result.stderr
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_rows_of_a_query_fit_the_terminal(invoke: Invoke, tmp_path: Path, columns: int) -> None:
+    """On a terminal a result is a table where its columns have a readable width, else a line for each value."""
+    query = "select partition, sample_id, modality, content_type, repeat(sample_id, 40) as long from rows order by all"
+    code = "from mm_assets.cli.main import main; main()"
+    terminal, theirs = os.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+    command = [sys.executable, "-c", code, "sql", "--root", "root", "-d", "data", query]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        said = b""
+        with suppress(OSError):  # Linux's end of a terminal whose other end was closed
+            while block := os.read(terminal, 1 << 16):
+                said += block
+    os.close(terminal)
+    assert process.returncode == 0
+    text = click.unstyle(said.decode()).replace("\r", "")
+    lines = text.splitlines()
+    assert ("│" in text) == (columns == 120)
+    assert "partition: a" in lines or columns == 120
+    assert max(len(line) for line in lines if not line.startswith("long: ")) <= columns
 
 
 @pytest.mark.parametrize("content", ['{"version": 1', "{}"])
@@ -184,7 +212,14 @@ def test_a_new_decision_is_told(invoke: Invoke) -> None:
 
 def test_what_a_dry_run_would_register(invoke: Invoke) -> None:
     """With nothing to register and nothing to clean, the commands say so in words, not as a count of 0."""
-    assert invoke("run", "--dry-run").stdout.startswith("data: no shard changed\n")
+    assert invoke("run", "--dry-run").stdout == (
+        "data: no shard changed\ndata: would run none of 1 partition: nothing is pending\n"
+        "dry run: nothing was registered, run or written\n"
+    )
+    forced = invoke("run", "--force", "--dry-run").stdout
+    assert forced.endswith(
+        "data: would run 1 of 1 partition and make the manifest\ndry run: nothing was registered, run or written\n"
+    )
     assert "from raw_shards: it is up to date; an option runs it again" in invoke("run", "--force", "--dry-run").stdout
     assert invoke("clean").stdout == "data: nothing to remove\n"
 

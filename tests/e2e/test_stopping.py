@@ -1,6 +1,7 @@
 """A signal stops `mm-assets run` soon, with nothing half done in sight, and its workers end with it."""
 
 import io
+import json
 import os
 import re
 import shlex
@@ -140,10 +141,11 @@ def test_ctrl_c_stops_the_run_and_says_how_to_continue(
 ) -> None:
     """SIGINT to all processes, as a terminal sends it: exit code 130, no traceback, and the named command goes on."""
     here = work(jobs=jobs)
+    here.arguments += ("--json",) if jobs == 2 else ()
     with here.started() as process:
         tags = here.waiting(jobs)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=WAIT)
+        document, said = process.communicate(timeout=WAIT)
         assert process.returncode == 130, said
         assert "Traceback" not in said
         assert f"stopped by SIGINT: 1 of {jobs + 1} partitions done" in said
@@ -153,6 +155,9 @@ def test_ctrl_c_stops_the_run_and_says_how_to_continue(
         again = re.search(r"to continue: `mm-assets (.*)`", said)
         assert again, said
         assert here.runs() == [("CANCELED", None)]
+    if jobs == 2:
+        error = json.loads(document)["error"]
+        assert (error["kind"], error["exit_code"]) == ("Stopped", 130)
     if jobs == 1:
         monkeypatch.chdir(here.folder)
         monkeypatch.syspath_prepend(str(here.folder))
