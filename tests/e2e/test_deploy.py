@@ -291,7 +291,7 @@ def test_an_array_of_slurm_runs_every_slice(tmp_path: Path) -> None:
         ids = {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_COUNT": count}
         arguments = sliced(tmp_path, ["bash", DEPLOY / "slurm.sbatch"], **given, **ids)
         part = Slice.parse(arguments[arguments.index("--slice") + 1])
-        assert (part.number, part.of) == (task, number)
+        assert (part.number, part.total) == (task, number)
         assert arguments[arguments.index("--jobs") + 1] == "8"
 
 
@@ -305,7 +305,7 @@ def test_an_indexed_job_runs_every_slice(tmp_path: Path) -> None:
     for index in (0, 4, number - 1):
         arguments = sliced(tmp_path, [*container["command"], *container["args"]], JOB_COMPLETION_INDEX=index)
         part = Slice.parse(arguments[arguments.index("--slice") + 1])
-        assert (part.number, part.of) == (index + 1, number)
+        assert (part.number, part.total) == (index + 1, number)
         assert arguments[arguments.index("--jobs") + 1] == container["resources"]["requests"]["cpu"]
 
 
@@ -499,7 +499,9 @@ def test_a_driver_on_the_cluster_leaves_its_processors_alone(
     instance = open_instance(settings["run_launcher"])
     (tmp_path / "code.py").write_text(CODE.replace('"root"', f'"engine": {engine}, "root"'))
     found = ReconstructableRepository.for_file(str(tmp_path / "code.py"), "defs").get_reconstructable_job(job)
-    run = instance.create_run_for_job(found.get_definition(), job_code_origin=found.get_python_origin())
+    definition = found.get_definition()
+    tags = dict(definition.run_tags)  # Dagster merges them into those of a request
+    run = instance.create_run_for_job(definition, tags=tags, job_code_origin=found.get_python_origin())
     instance.run_launcher.launch_run(LaunchRunContext(dagster_run=run, workspace=None))
     assert [job["entrypoint_num_cpus"] for job in submitted] == [expected]
 
