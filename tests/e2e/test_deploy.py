@@ -250,11 +250,13 @@ def test_the_parts_of_compose_find_each_other(
 
 
 def test_runs_leave_processors_to_the_partitions_of_loads(compose: dict[str, Any], settings: dict[str, Any]) -> None:
-    """As many runs as the queue lets through do not hold every processor of a cluster: loads wait for tasks that need one."""
+    """The runs that the queue lets through do not hold every processor of a cluster: tasks of loads need one."""
     command = compose["services"]["ray-worker"]["command"]
     (option,) = [part for part in command if part.startswith("--num-cpus=")]
     assert "--num-cpus=0" in compose["services"]["ray-head"]["command"]
-    num_processors = {"compose": compose["services"]["ray-worker"]["deploy"]["replicas"] * int(option.partition("=")[2])}
+    num_processors = {
+        "compose": compose["services"]["ray-worker"]["deploy"]["replicas"] * int(option.partition("=")[2])
+    }
     (cluster,) = documents("raycluster.yaml")
     (workers,) = cluster["spec"]["workerGroupSpecs"]
     assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
@@ -488,7 +490,7 @@ def test_a_driver_on_the_cluster_leaves_its_processors_alone(
     engine: dict[str, str],
     expected: float,
 ) -> None:
-    """The Ray job of a load that waits for tasks asks for next to nothing, and that of a run that works for a processor."""
+    """The Ray job of a load that waits for tasks asks for little, and that of a run that works for a processor."""
     launchers = pytest.importorskip("dagster_ray")
     from dagster._core.definitions.reconstruct import ReconstructableRepository
     from dagster._core.launcher import LaunchRunContext

@@ -110,7 +110,7 @@ def load(instance: dg.DagsterInstance, spec: DatasetSpec, *, by: str) -> None:
 def test_runs_that_no_launcher_started_are_not_failed(
     open_instance: Open, spec: DatasetSpec, monkeypatch: pytest.MonkeyPatch, by: str, statuses: list[set[str]]
 ) -> None:
-    """Of a command, and of the further runs of a load, there is no Ray job: monitoring fails none, and each succeeds."""
+    """Of a command, and of the further runs of a load, there is no Ray job: monitoring fails none of them."""
     monkeypatch.setattr("mm_assets.orchestration.load.MOST_PARTITIONS", 2)
     monkeypatch.setattr("mm_assets.orchestration.launch.MOST_PARTITIONS", 2)
     instance = open_instance()
@@ -127,9 +127,7 @@ def test_runs_that_no_launcher_started_are_not_failed(
 
 @pytest.mark.usefixtures("jobs")
 @pytest.mark.parametrize("by", ["command", "job"])
-def test_a_load_may_take_days(
-    open_instance: Open, spec: DatasetSpec, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
+def test_a_load_may_take_days(open_instance: Open, spec: DatasetSpec, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     """The longest time that an instance gives its runs ends that of one partition, and no load."""
     instance = open_instance()
     assert 0 < instance.run_monitoring_max_runtime_seconds < DAYS_LATER
@@ -153,7 +151,7 @@ def test_only_a_launcher_that_is_asked_changes_the_status_of_a_run(
     launcher: dict[str, str] | None,
     status: str,
 ) -> None:
-    """With Dagster's own launcher a command's run is started; of a launcher that is not installed here nothing is known."""
+    """With Dagster's own launcher a command's run is started; one that is not installed here may be asked."""
     instance = open_instance(launcher)
     seen: list[set[str]] = []
     register_dataset(instance, DatasetStore(spec))
