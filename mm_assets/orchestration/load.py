@@ -18,6 +18,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.orchestration.interrupts import sigterm_kept
 from mm_assets.orchestration.mirror import Mirror, lost_said
 from mm_assets.orchestration.monitoring import MAX_RUNTIME_TAG, has_no_worker
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
@@ -108,7 +109,8 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
             keys = [key for key in keys if key in pending]
         options = spec.engine.model_copy(update={"jobs": config.jobs} if config.jobs else {})
         try:
-            opened = open_engine(options, jobs=num_processors(), most=max(len(keys), 1))
+            with sigterm_kept():
+                opened = open_engine(options, jobs=num_processors(), most=max(len(keys), 1))
         except MmAssetsError as error:
             raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
         with opened as engine, Load(dataset=dataset, keys=keys, first=first, engine=engine, present=present) as load:

@@ -1,6 +1,9 @@
 """Dagster's run monitoring, with the settings of `deploy/dagster.yaml`, leaves runs alone that are at work."""
 
 import logging
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +168,29 @@ def test_only_a_launcher_that_is_asked_changes_the_status_of_a_run(
     assert ended.ok
     assert seen == [{status}] * len(KEYS)
     assert [run.status.value for run in instance.get_runs()] == ["SUCCESS"]
+
+
+def test_a_load_on_a_cluster_that_is_interrupted_is_lost(
+    open_instance: Open, spec: DatasetSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler of SIGTERM that Ray sets does not make a step's error of it: Dagster repeats what was interrupted."""
+
+    def exiting(*_: object, **__: object) -> Processes:
+        signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(signum))  # as `ray.init` does
+        return Processes(1)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("mm_assets.orchestration.load.open_engine", exiting)
+    monkeypatch.setattr(Mirror, "record", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    instance = open_instance(None)
+    try:
+        job = build_definitions(spec).resolve_job_def("d_load")
+        assert not job.execute_in_process(instance=instance, run_id=LAUNCHED, raise_on_error=False).success
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    run = instance.get_run_by_id(LAUNCHED)
+    assert run is not None
+    assert run.tags["dagster/failure_reason"] == "UNEXPECTED_TERMINATION"
 
 
 def test_a_run_without_a_worker_ends_with_its_process(open_instance: Open, spec: DatasetSpec) -> None:

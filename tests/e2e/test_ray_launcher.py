@@ -93,7 +93,7 @@ ENGINES = {  # of each dataset
 }
 SLOW = {"killed", "terminated", "stopped"}
 # What the page of Dagster does.
-TERMINATE = "import dagster as dg, sys; print(dg.DagsterInstance.get().run_launcher.terminate(sys.argv[1]))"
+TERMINATE = "import dagster as dg, sys; i = dg.DagsterInstance.get(); print(i.run_launcher.terminate(sys.argv[1]))"
 COMMAND = (sys.executable, "-c", "from mm_assets.cli.main import main; main()")
 
 
