@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-__all__ = ["Stop", "Stopped", "stoppable"]
+__all__ = ["Stop", "Stopped", "sigterm_kept", "stoppable"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WAKE = signal.SIGURG  # ignored by default
@@ -98,6 +98,21 @@ class Stop:
             self._writing.close()  # ends the thread
             self._thread.join()
             self._reading.close()
+
+
+@contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Restores the handler of SIGTERM after the block.
+
+    A process that connects to a Ray cluster gets one that exits. In a step Dagster takes that for an error of the step,
+    and does not repeat the run as one that was interrupted.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

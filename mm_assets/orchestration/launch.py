@@ -52,6 +52,7 @@ _HOME_SETTINGS = """\
 telemetry: {enabled: false}
 nux: {enabled: false}
 # Runs of the daemon that never begin are failed, and runs whose process was killed are repeated; failed ones are not.
+# Of the longest time that a run may take, loads are exempt.
 run_monitoring: {enabled: true, start_timeout_seconds: 300, max_runtime_seconds: 86400}
 run_retries: {enabled: true, max_retries: 2, retry_on_asset_or_op_failure: false}
 """

@@ -18,8 +18,10 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.orchestration.interrupts import sigterm_kept
 from mm_assets.orchestration.listing import listed_under_its_job
 from mm_assets.orchestration.mirror import Mirror, lost_said
+from mm_assets.orchestration.monitoring import MAX_RUNTIME_TAG, has_no_worker
 from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
 from mm_assets.orchestration.patience import patient
@@ -66,6 +68,8 @@ _MANIFEST_SECONDS = 900.0  # a long load makes what it has published available m
 _NAMED = 10  # failed partitions in the message of a run
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the event log has it all
 _MAX_RETRIES = "dagster/max_retries"  # by the daemon
+_RAY_JOB_TAG = "dagster-ray/config"  # of the Ray job that `RayRunLauncher` makes of a run
+_DRIVER = '{"num_cpus": 0.001}'  # it waits for tasks, which need the processors; 0 would be the launcher's default
 
 
 class LoadConfig(dg.Config):
@@ -109,7 +113,8 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
             keys = [key for key in keys if key in pending]
         options = spec.engine.model_copy(update={"jobs": config.jobs} if config.jobs else {})
         try:
-            opened = open_engine(options, jobs=num_processors(), most=max(len(keys), 1))
+            with sigterm_kept():
+                opened = open_engine(options, jobs=num_processors(), most=max(len(keys), 1))
         except MmAssetsError as error:
             raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
         with opened as engine, Load(dataset=dataset, keys=keys, first=first, engine=engine, present=present) as load:
@@ -179,6 +184,7 @@ def execute_load(
 
     def stoppable(context: dg.OpExecutionContext, _: object) -> None:
         try:
+            has_no_worker(context)
             drive(context)
         except (KeyboardInterrupt, DagsterExecutionInterruptedError):
             context.instance.report_run_canceling(context.run)  # else Dagster says that the run failed, and is repeated
@@ -203,9 +209,14 @@ def load_job(spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext, LoadConf
         tag_process(context)
         drive(context, config)
 
+    tags = {MAX_RUNTIME_TAG: "0"}  # a load takes as long as it takes; `timeout_seconds` is for each partition
+    if spec.engine.type == "ray":
+        tags[_RAY_JOB_TAG] = _DRIVER
+
     @dg.job(
         name=load_job_name(spec),
         executor_def=dg.in_process_executor,
+        tags=tags,
         description=f"Many partitions of {spec.name}, from shards to markers, and the manifest.",
     )
     def job() -> None:

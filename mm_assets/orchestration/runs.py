@@ -64,11 +64,8 @@ ATTEMPT_TAG = f"{_HIDDEN}attempt"
 REASON_TAG = "mm_assets/reason"
 LOAD_TAG = "mm_assets/load"  # id of the first run of the load
 MOST_PARTITIONS = 1000  # of one run, which has 25 events of each; its page reads all
-_WORKING = [
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
+_BEGUN = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.SUSPENDED)  # the latter without a launcher's worker
+_WORKING = [dg.DagsterRunStatus.STARTING, *_BEGUN, dg.DagsterRunStatus.CANCELING]
 _UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *_WORKING]
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _DAY = 86_400.0
@@ -244,7 +241,7 @@ def _end_if_dead(instance: dg.DagsterInstance, dataset: DatasetStore, record: dg
     if gone is None:
         # The jobs run in one process: before its first step a run has no tag, or that of the run that it repeats.
         begun = process_tag("") is None or tag.startswith(run.run_id)
-        started = run.status == dg.DagsterRunStatus.STARTED
+        started = run.status in _BEGUN
         silence = _MAX_LAUNCH if not started else _MAX_SILENCE if begun else _MAX_START
         gone = time.time() - record.update_timestamp.timestamp() > silence
         gone = gone and not (started and begun and _is_leased(dataset, run))

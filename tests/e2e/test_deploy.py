@@ -7,13 +7,15 @@ receives what Dagster's launcher sends.
 import configparser
 import io
 import json
+import os
 import re
 import stat
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +23,7 @@ import dagster as dg
 import pytest
 import yaml
 
+from mm_assets.pipeline.load import Slice
 from mm_assets.pipeline.spec import DatasetSpec
 
 compose_spec = pytest.importorskip("compose_spec")
@@ -246,6 +249,68 @@ def test_the_parts_of_compose_find_each_other(
     assert {entry["file"] for entry in compose["configs"].values()} <= {path.name for path in DEPLOY.iterdir()}
 
 
+def test_runs_leave_processors_to_the_partitions_of_loads(compose: dict[str, Any], settings: dict[str, Any]) -> None:
+    """The runs that the queue lets through do not hold every processor of a cluster: tasks of loads need one."""
+    command = compose["services"]["ray-worker"]["command"]
+    (option,) = [part for part in command if part.startswith("--num-cpus=")]
+    assert "--num-cpus=0" in compose["services"]["ray-head"]["command"]
+    num_processors = {
+        "compose": compose["services"]["ray-worker"]["deploy"]["replicas"] * int(option.partition("=")[2])
+    }
+    (cluster,) = documents("raycluster.yaml")
+    (workers,) = cluster["spec"]["workerGroupSpecs"]
+    assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    num_processors["kuberay"] = workers["minReplicas"] * int(workers["rayStartParams"]["num-cpus"])
+    values = helm_values("helm-values.yaml", "helm-values-ray.yaml")
+    queues = {
+        "compose": (settings["concurrency"], settings["run_launcher"]["config"]),
+        "kuberay": (
+            values["additionalInstanceConfig"]["concurrency"],
+            values["runLauncher"]["config"]["customRunLauncher"]["config"],
+        ),
+    }
+    for name, (concurrency, launcher) in queues.items():
+        num_held = concurrency["runs"]["max_concurrent_runs"] * launcher["ray"]["num_cpus"]
+        assert 0 < num_held < num_processors[name], name
+
+
+def sliced(folder: Path, command: Sequence[str | Path], **variables: object) -> list[str]:
+    """Runs a command of an array job, with a program in place of `mm-assets` that notes what it is given."""
+    (folder / "mm-assets").write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {folder}/given\n")
+    (folder / "mm-assets").chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", **{name: str(value) for name, value in variables.items()}}
+    subprocess.run(command, env=environment, check=True)
+    return (folder / "given").read_text().splitlines()
+
+
+def test_an_array_of_slurm_runs_every_slice(tmp_path: Path) -> None:
+    """Its tasks are all slices, and a task that is repeated alone is the same slice: Slurm then counts one task."""
+    found = re.search(r"^#SBATCH --array=1-(\d+)$", text("slurm.sbatch"), re.M)
+    assert found is not None
+    number = int(found.group(1))
+    given = {"MM_ASSETS_ROOT": "/out", "SLURM_CPUS_PER_TASK": 8}
+    for task, count in ((1, number), (number, number), (3, 1)):
+        ids = {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_COUNT": count}
+        arguments = sliced(tmp_path, ["bash", DEPLOY / "slurm.sbatch"], **given, **ids)
+        part = Slice.parse(arguments[arguments.index("--slice") + 1])
+        assert (part.number, part.total) == (task, number)
+        assert arguments[arguments.index("--jobs") + 1] == "8"
+
+
+def test_an_indexed_job_runs_every_slice(tmp_path: Path) -> None:
+    """Its indices, which begin with 0, are all slices, and no more pods are at work than there are."""
+    (job,) = documents("indexed-job.yaml")
+    number = job["spec"]["completions"]
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert 0 < job["spec"]["parallelism"] <= number == job["spec"]["maxFailedIndexes"]
+    ((container,),) = [spec["containers"] for spec in pod_specs(job)]
+    for index in (0, 4, number - 1):
+        arguments = sliced(tmp_path, [*container["command"], *container["args"]], JOB_COMPLETION_INDEX=index)
+        part = Slice.parse(arguments[arguments.index("--slice") + 1])
+        assert (part.number, part.total) == (index + 1, number)
+        assert arguments[arguments.index("--jobs") + 1] == container["resources"]["requests"]["cpu"]
+
+
 def test_no_secret_is_in_a_variable_of_a_container(compose: dict[str, Any]) -> None:
     """Variables that name a password or key name a file with it, or a secret of Kubernetes."""
     secret = re.compile(r"PASSWORD|SECRET|TOKEN|ACCESS_KEY|CREDENTIALS")
@@ -373,7 +438,7 @@ def test_dagster_loads_the_instance(open_instance: Callable[..., dg.DagsterInsta
     assert type(instance.run_launcher).__name__ == "RayRunLauncher"
     assert instance.run_launcher.address == "http://ray-head:8265"
     assert type(instance.run_coordinator).__name__ == "QueuedRunCoordinator"
-    assert instance.get_concurrency_config().run_queue_config.max_concurrent_runs == 4
+    assert instance.get_concurrency_config().run_queue_config.max_concurrent_runs == 3
     assert instance.run_monitoring_enabled
     assert (instance.run_retries_enabled, instance.run_retries_max_retries) == (True, 2)
     assert not instance.run_retries_retry_on_asset_or_op_failure
@@ -406,6 +471,41 @@ def test_a_launcher_with_a_wrong_setting_is_refused(
     launcher = settings["run_launcher"]
     with pytest.raises(dg.DagsterInvalidConfigError, match="ray"):
         _ = open_instance({**launcher, "config": launcher["config"]["ray"]}).run_launcher
+
+
+@pytest.mark.parametrize(
+    ("job", "engine", "expected"),
+    [
+        ("web_load", {"type": "ray"}, 0.001),
+        ("web_load", {}, 1),
+        ("web_pack", {"type": "ray"}, 1),
+    ],
+)
+def test_a_driver_on_the_cluster_leaves_its_processors_alone(
+    open_instance: Callable[..., dg.DagsterInstance],
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    job: str,
+    engine: dict[str, str],
+    expected: float,
+) -> None:
+    """The Ray job of a load that waits for tasks asks for little, and that of a run that works for a processor."""
+    launchers = pytest.importorskip("dagster_ray")
+    from dagster._core.definitions.reconstruct import ReconstructableRepository
+    from dagster._core.launcher import LaunchRunContext
+
+    submitted: list[dict[str, Any]] = []
+    client = SimpleNamespace(submit_job=lambda **job: submitted.append(job))
+    monkeypatch.setattr(launchers.RayRunLauncher, "client", client)
+    instance = open_instance(settings["run_launcher"])
+    (tmp_path / "code.py").write_text(CODE.replace('"root"', f'"engine": {engine}, "root"'))
+    found = ReconstructableRepository.for_file(str(tmp_path / "code.py"), "defs").get_reconstructable_job(job)
+    definition = found.get_definition()
+    tags = dict(definition.run_tags)  # Dagster merges them into those of a request
+    run = instance.create_run_for_job(definition, tags=tags, job_code_origin=found.get_python_origin())
+    instance.run_launcher.launch_run(LaunchRunContext(dagster_run=run, workspace=None))
+    assert [job["entrypoint_num_cpus"] for job in submitted] == [expected]
 
 
 def test_the_charts_ray_launcher_loads(open_instance: Callable[..., dg.DagsterInstance]) -> None:

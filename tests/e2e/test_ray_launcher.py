@@ -85,10 +85,15 @@ RAY = {"type": "ray"}
 ENGINES = {  # of each dataset
     "launched": RAY,
     "killed": RAY,
+    "terminated": RAY,
+    "stopped": RAY,
     "damaged": RAY,
     "elsewhere": {**RAY, "address": "127.0.0.1:9"},
     "single": {},
 }
+SLOW = {"killed", "terminated", "stopped"}
+# What the page of Dagster does.
+TERMINATE = "import dagster as dg, sys; i = dg.DagsterInstance.get(); print(i.run_launcher.terminate(sys.argv[1]))"
 COMMAND = (sys.executable, "-c", "from mm_assets.cli.main import main; main()")
 
 
@@ -169,7 +174,7 @@ def write_project(folder: Path) -> None:
                 {
                     "type": f"{PACKAGE}.filters:Noting",
                     "folder": str(folder / f"notes_{name}"),
-                    "seconds": 2.0 if name == "killed" else 0.0,
+                    "seconds": 2.0 if name in SLOW else 0.0,
                 }
             ],
         }
@@ -296,6 +301,33 @@ def test_a_driver_that_is_killed_is_launched_again(project: Project) -> None:
     (again,) = set(project.runs_of("killed_load")) - {run_id}
     assert project.ended(again) == "SUCCESS", project.log(again)
     assert project.published("killed") == KEYS
+
+
+def test_a_load_that_is_terminated_is_canceled(project: Project) -> None:
+    """Terminate ends a load and its tasks, and the daemon does not repeat it; the next load runs what is left."""
+    run_id = project.launch("terminated_load")
+    project.reached(lambda: bool(project.notes("terminated")))
+    assert project.command(sys.executable, "-c", TERMINATE, run_id).splitlines()[-1] == "True"
+    assert project.ended(run_id) == "CANCELED", project.log(run_id)
+    assert project.runs_of("terminated_load") == [run_id]
+    project.command(sys.executable, "-m", "dagster", "job", "launch", "-m", MODULE, "-j", "terminated_load")
+    (again,) = set(project.runs_of("terminated_load")) - {run_id}
+    assert project.ended(again) == "SUCCESS", project.log(again)
+    assert project.published("terminated") == KEYS
+
+
+def test_a_load_whose_ray_job_is_stopped_is_repeated(project: Project) -> None:
+    """To Dagster a job that was stopped elsewhere is lost: the run fails, and the daemon repeats it."""
+    from ray.job_submission import JobSubmissionClient
+
+    run_id = project.launch("stopped_load")
+    project.reached(lambda: bool(project.notes("stopped")))
+    assert JobSubmissionClient(project.cluster.jobs).stop_job(f"dagster-run-{run_id}")
+    assert project.ended(run_id) == "FAILURE", project.log(run_id)
+    project.reached(lambda: len(project.runs_of("stopped_load")) == 2)
+    (again,) = set(project.runs_of("stopped_load")) - {run_id}
+    assert project.ended(again) == "SUCCESS", project.log(again)
+    assert project.published("stopped") == KEYS
 
 
 def test_a_damaged_shard_fails_its_partition_alone(project: Project) -> None:
