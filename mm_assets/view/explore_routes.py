@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from mm_assets.display import Item
+from mm_assets.display import Content, Item, Media
+from mm_assets.view.answers import Json
 from mm_assets.view.backends.base import Backend, NoSampleError, Picture, fingerprint
 from mm_assets.view.byte_ranges import range_response
 from mm_assets.view.explorer import PAGE, Explorer, explorer_of
@@ -77,24 +78,11 @@ async def _run(threads: Executor, work: Callable[[], T]) -> T:
 
 
 async def _about(explorer: Explorer | None, _request: Request) -> Response:
-    return JSONResponse({"available": explorer is not None})
+    return Json({"available": explorer is not None})
 
 
 async def _answer(explorer: Explorer, work: Callable[[Explorer, Request], Any], request: Request) -> Response:
-    return _json(await _run(explorer.threads, partial(work, explorer, request)))
-
-
-def _json(value: Any) -> Response:
-    # Numbers that JSON does not have become null: a measure may be infinite.
-    return Response(json.dumps(_finite(value), ensure_ascii=False), media_type="application/json")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): _finite(one) for name, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+    return Json(await _run(explorer.threads, partial(work, explorer, request)))
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------
@@ -175,11 +163,11 @@ async def _sql(explorer: Explorer, request: Request) -> Response:
         await asyncio.wait([running], timeout=0.5)
         if not running.done() and key and await request.is_disconnected():  # the page has been left
             explorer.cancel(key)
-    return _json(running.result())
+    return Json(running.result())
 
 
 async def _cancel(explorer: Explorer, request: Request) -> Response:
-    return _json(explorer.cancel((await _body(request)).get("id", "")[:64]))
+    return Json(explorer.cancel((await _body(request)).get("id", "")[:64]))
 
 
 async def _select(explorer: Explorer, request: Request) -> Response:
@@ -198,7 +186,7 @@ async def _select(explorer: Explorer, request: Request) -> Response:
         entries = [{**viewer.entry_json(entry, part), "part": part} for part, entry in cards]
         return {**answer, "entries": entries}
 
-    return _json(await _run(explorer.query_threads, work))
+    return Json(await _run(explorer.query_threads, work))
 
 
 def _origin(explorer: Explorer, request: Request) -> dict[str, Any]:
@@ -211,9 +199,10 @@ def _origin(explorer: Explorer, request: Request) -> dict[str, Any]:
 
 
 def _item(explorer: Explorer, request: Request) -> dict[str, Any]:
-    from mm_assets.view.app import item_json
+    from mm_assets.view.app import bounded, item_json  # which has these routes too
 
-    return item_json(explorer.item(_place(request)), "/explore/media", f"?{_query_of(request)}")
+    (item,) = bounded((explorer.item(_place(request)),))
+    return item_json(item, "/explore/media", f"?{_query_of(request)}")
 
 
 async def _thumbnail(explorer: Explorer, request: Request) -> Response:
@@ -240,18 +229,20 @@ def _picture(identity: str, item: Callable[[], Item]) -> Picture:
 async def _media(explorer: Explorer, request: Request) -> Response:
     place, name = _place(request), request.path_params["name"]
 
-    def work() -> tuple[int, Callable[[int, int], bytes], str]:
-        item = explorer.item(place)
-        media = next((one for one in item.media if one.name == name), None)
-        made = media.make() if media is not None and media.make is not None else None
-        if media is not None and made is not None:
-            return len(made), lambda offset, size: made[offset : offset + size], media.content_type
-        if media is None or media.read is None or media.size is None:
+    def work() -> Media:
+        found = next((one for one in explorer.item(place).media if one.name == name), None)
+        if found is None:
             raise NoSampleError("the content has no such media")
-        return media.size, media.read, media.content_type
+        return found
 
-    size, read, kind = await _run(explorer.threads, work)
-    content_type, extra = served_type(kind)
+    media = await _run(explorer.threads, work)
+    read, size = media.read, media.size
+    if media.make is not None:
+        made = await _run(request.app.state.viewer.makers, media.make)
+        read, size = Content.of(made).read, len(made)
+    if read is None or size is None:
+        raise NoSampleError("these media have no bytes")
+    content_type, extra = served_type(media.content_type)
     tag = hashlib.sha256(json.dumps([sorted(place.items()), name, size], default=str).encode()).hexdigest()[:32]
     return range_response(
         request.headers,

@@ -223,7 +223,7 @@ function filteredCard(api, entry, row, order) {
       h("div", { class: "thumb" }, "not packed"), h("div", { class: "words" }, h("span", { class: "id", title: entry.id }, entry.id), value)));
   }
   const card = api.card(entry, entry.part);
-  if (value) card.querySelector(".words").insertBefore(value, card.querySelector(".names"));
+  if (value) card.querySelector(".names").replaceWith(value); // a card has room for one of them
   return card;
 }
 
