@@ -153,11 +153,22 @@ def build_app(backend: Backend, *, token: str, hosts: Iterable[str] = (), routes
         HTTPException: _http_error,
         Exception: _bug,
     }
-    from mm_assets.view.explore_routes import explore_routes  # which uses what is above
-
-    app = Starlette(routes=[*own, *explore_routes(backend), *routes], exception_handlers=handlers)
+    app = Starlette(routes=[*own, *_exploring(backend), *routes], exception_handlers=handlers)
     app.state.viewer = Viewer(backend)
     return Guard(app, token=token, hosts=hosts)
+
+
+def _exploring(backend: Backend) -> list[BaseRoute]:
+    """The routes of the exploring pages; of what cannot be a dataset one that says so, without importing the rest."""
+    if not backend.may_be_dataset:
+        return [Route("/api/explore", _nothing_to_explore)]
+    from mm_assets.view.explore_routes import explore_routes  # which imports the pipeline
+
+    return explore_routes(backend)
+
+
+async def _nothing_to_explore(_request: Request) -> Response:
+    return Json({"available": False})
 
 
 def bounded(items: Sequence[Item], limit: int = MAX_SAMPLE) -> tuple[Item, ...]:
@@ -291,6 +302,7 @@ async def _sample(request: Request) -> Response:
 
 
 def item_json(item: Item, base: str, suffix: str) -> dict[str, Any]:
+    """An item for the page; its media are at `base`, with the query `suffix`."""
     return {
         "name": item.name,
         "kind": item.kind,

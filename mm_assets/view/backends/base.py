@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mm_assets.display import Item
 from mm_assets.errors import MmAssetsError
@@ -87,7 +87,12 @@ class Backend(ABC):
     Args:
         title: path or URL.
         kind: what it is, in words for people.
+
+    Attributes:
+        may_be_dataset: whether it may be a dataset's folder, or a manifest in one, which has more to explore.
     """
+
+    may_be_dataset: ClassVar[bool] = False
 
     def __init__(self, title: str, kind: str) -> None:
         self.title = title

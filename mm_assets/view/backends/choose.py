@@ -142,11 +142,17 @@ def _open_files(urls: Sequence[str], title: str, options: Mapping[str, Any] | No
 def _kind(file: SourceFile) -> str:
     """Whether a file is packed, a container of members, or a table of rows."""
     from mm_assets.formats.records import MSTR_MAGIC, MULT_MAGIC
-    from mm_assets.rows.base import source_formats
     from mm_assets.sources.base import detect
+    from mm_assets.sources.head import HEAD_BYTES
+    from mm_assets.sources.tar import TarSource
 
-    if file.read(0, min(4, file.size)) in (MULT_MAGIC, MSTR_MAGIC):
+    head = file.read(0, min(HEAD_BYTES, file.size))
+    if head[:4] in (MULT_MAGIC, MSTR_MAGIC):
         return "packed"
+    if TarSource.accepts(head):  # the first that is asked anyway, without what tables of rows import
+        return "container"
+    from mm_assets.rows.base import source_formats
+
     found = detect(file, source_formats(None, where="arguments"))
     return "container" if hasattr(found, "members") else "table"
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from mm_assets.display import Item
 from mm_assets.errors import ConfigError, SourceError
@@ -55,6 +55,8 @@ class FolderBackend(Backend):
         dataset: the folder.
         storage_options: arguments for the file system of the shards.
     """
+
+    may_be_dataset: ClassVar[bool] = True
 
     def __init__(self, dataset: DatasetStore, storage_options: Mapping[str, Any] | None = None) -> None:
         super().__init__(dataset.store.url, "dataset")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from mm_assets.dataset.dataset import Dataset
 from mm_assets.display import Content, Item, absent_item, linked, value_item
@@ -30,6 +30,8 @@ class PackedBackend(Backend):
         dataset: open; the backend closes it.
         title: what the page calls it.
     """
+
+    may_be_dataset: ClassVar[bool] = True
 
     def __init__(self, dataset: Dataset, title: str) -> None:
         manifest = dataset.manifest
