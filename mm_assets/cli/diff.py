@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from mm_assets.cli.document import json_option, wants_json, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, print_table
 from mm_assets.errors import ConfigError
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 @click.option(
     "--samples", "shown", default=20, show_default=True, metavar="N", help="Samples listed of each partition; -1: all."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object with partitions, samples and totals.")
-def command(chosen: DatasetChoice, old: str, new: str, shown: int, as_json: bool) -> None:
+@json_option
+def command(chosen: DatasetChoice, old: str, new: str, shown: int) -> None:
     """Show which samples were added, removed or changed from version V1 to V2, and why.
 
     A version is `newest`, `previous`, the first 6 or more digits of a manifest's digest (the name of its file in
@@ -42,8 +43,8 @@ def command(chosen: DatasetChoice, old: str, new: str, shown: int, as_json: bool
     (dataset,) = stores
     found = diff(dataset, find_version(dataset, old), find_version(dataset, new))
     limit = None if shown < 0 else shown
-    if as_json:
-        _print_json(dataset.spec.name, found, limit)
+    if wants_json():
+        _write_json(dataset.spec.name, found, limit)
     else:
         _print(dataset.spec.name, found, limit)
 
@@ -94,23 +95,22 @@ def _line(dataset: str, sample: SampleChange) -> str:
     return f"{dataset}/{sample.partition}: {what}: {sample.sample_id}: {why}"
 
 
-def _print_json(dataset: str, found: VersionDiff, limit: int | None) -> None:
-    """Writes partition by partition, and sample by sample: there may be very many."""
-    head = {
-        "dataset": dataset,
+def _write_json(dataset: str, found: VersionDiff, limit: int | None) -> None:
+    """Writes partition by partition: there may be very many."""
+    totals: Counter[str] = Counter({"added": 0, "removed": 0, "changed": 0})
+
+    def partitions() -> Iterator[dict[str, Any]]:
+        for partition in found:
+            totals.update(partition.counts or {})
+            samples = islice(found.samples(partition.partition), limit)
+            yield {**asdict(partition), "samples": [asdict(sample) for sample in samples]}
+
+    document = {
         "old": {"digest": found.old.digest, "num_samples": found.old.num_samples},
         "new": {"digest": found.new.digest, "num_samples": found.new.num_samples},
         "settings": list(found.settings),
         "unchanged_partitions": found.unchanged,
+        "partitions": partitions(),
+        "totals": totals,  # which are known when the partitions are written
     }
-    click.echo(f"{json.dumps(head)[:-1]},")
-    totals: Counter[str] = Counter({"added": 0, "removed": 0, "changed": 0})
-    click.echo(' "partitions": [', nl=False)
-    for number, partition in enumerate(found):
-        totals.update(partition.counts or {})
-        click.echo(("," if number else "") + f"\n  {json.dumps(asdict(partition))[:-1]},", nl=False)
-        click.echo('\n   "samples": [', nl=False)
-        for at, sample in enumerate(islice(found.samples(partition.partition), limit)):
-            click.echo(("," if at else "") + f"\n    {json.dumps(asdict(sample))}", nl=False)
-        click.echo("]}", nl=False)
-    click.echo(f'],\n "totals": {json.dumps(totals)}}}')
+    write_document({"datasets": {dataset: document}})

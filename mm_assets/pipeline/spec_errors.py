@@ -1,4 +1,4 @@
-"""Errors of declarations: what pydantic says of a value, in the words of this project."""
+"""Errors of declarations: what pydantic finds in a value, in the words of this project."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import CAPTIONS, make_shard
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
-SILENT = {"completion"}  # commands that report nothing
+SILENT = {"completion", "view"}  # commands that report nothing
 
 
 def documented() -> dict[str, set[str]]:
@@ -144,6 +144,8 @@ def test_documents_of_a_dataset(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (numbers["modalities"]["image"]["present"], numbers["num_samples"]) == (4, 5)
     synced = of_data("sync", invoke("sync", *SHARDS))
     assert (synced["manifest_made"], synced["failed"]) == (True, [])
+    changes = of_data("diff", invoke("diff", *MADE, "previous", "newest"))
+    assert (changes["unchanged_partitions"], changes["totals"]["added"] > 0) == (0, True)
     rows = of_data(
         "sql", invoke("sql", *MADE, "select partition, count(*) as n, 'nan'::double as x from rows group by 1")
     )
@@ -151,7 +153,7 @@ def test_documents_of_a_dataset(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(row[2] is None for row in rows["rows"])
     cleaned = of_data("clean", invoke("clean", *MADE, "--keep", "1", "--dry-run"))
     assert (cleaned["removed"], any("b" in name for name in cleaned["files"])) == (False, True)
-    assert unseen("plan", "init", "run", "register", "status", "stats", "losses", "sync", "sql", "clean") == {}
+    assert unseen("plan", "init", "run", "register", "status", "stats", "losses", "sync", "diff", "sql", "clean") == {}
 
 
 def test_documents_of_files(place: Path) -> None:
