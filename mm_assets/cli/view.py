@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -49,13 +50,10 @@ def command(
 
         webbrowser.open(url)
     app = build_app(backend, token=token, hosts=[*hosts, host])
-    try:
+    with suppress(KeyboardInterrupt):
         serve(app, sock)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.stdout.flush()
-        os._exit(0)  # a thread may be reading a remote file: nobody waits for it, and nothing is to be saved
+    sys.stdout.flush()
+    os._exit(0)  # a thread may be waiting for a remote file, and there is nothing to save
 
 
 def _parsed(options: str | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
+import json
 import sys
 import threading
 import traceback
@@ -17,14 +17,15 @@ from typing import Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from mm_assets.display import Item, Media
+from mm_assets.display import Content, Item, Media
 from mm_assets.errors import MmAssetsError
-from mm_assets.view.backends.base import Backend, Entry, NoSampleError, Page, Picture
+from mm_assets.view.answers import Json, plain_page
+from mm_assets.view.backends.base import Backend, Entry, NoSampleError, Page, Picture, fingerprint
 from mm_assets.view.byte_ranges import range_response
-from mm_assets.view.guard import Guard, plain_page
+from mm_assets.view.guard import Guard
 from mm_assets.view.media_types import served_type
 from mm_assets.view.static_files import static_files
 from mm_assets.view.thumbnails import Thumbnails
@@ -38,7 +39,11 @@ MAX_PARTITIONS = 1000  # of one page
 DEFAULT_LIMIT = 50
 MAX_TEXT = 1024  # characters of what is searched for
 READERS = 4  # threads that read
-_CACHED_SAMPLES = 16  # whose items are held: their media are asked for next
+MAKERS = 2  # threads that make media, such as a picture of a TIFF
+MAX_ID = 1024  # characters of an id, and of a name, that is shown
+MAX_NAMES = 40  # of what a card's sample has
+MAX_SAMPLE = 16 << 20  # bytes of JSON of the items of a sample
+_CACHED_SAMPLES = 6  # whose items are held: their media are asked for next
 
 
 class Viewer:
@@ -58,6 +63,7 @@ class Viewer:
         self.backend = backend
         self.thumbnails = Thumbnails()
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="readers")
+        self.makers = ThreadPoolExecutor(MAKERS, thread_name_prefix="makers")
         self._lock = threading.Lock()
         self._samples: OrderedDict[tuple[str, int, str], tuple[Item, ...]] = OrderedDict()
 
@@ -82,7 +88,7 @@ class Viewer:
             if found is not None:
                 self._samples.move_to_end(key)
                 return found
-        found = backend.items(index)
+        found = bounded(backend.items(index))
         with self._lock:
             self._samples[key] = found
             while len(self._samples) > _CACHED_SAMPLES:
@@ -95,9 +101,9 @@ class Viewer:
         picture = f"/thumbnail/{entry.index}?v={entry.picture}{suffix}" if entry.picture else None
         return {
             "index": entry.index,
-            "id": entry.id,
+            "id": entry.id[:MAX_ID],
             "text": entry.text,
-            "names": list(entry.names),
+            "names": [name[:MAX_ID] for name in entry.names[:MAX_NAMES]],
             "picture": picture,
             "note": entry.note,
         }
@@ -114,18 +120,17 @@ class Viewer:
     def close(self) -> None:
         """Ends the threads and closes the backend."""
         self.thumbnails.close()
-        self.readers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.readers, self.makers):
+            pool.shutdown(wait=False, cancel_futures=True)
         self.backend.close()
 
 
-def build_app(
-    backend: Backend, *, token: str | None = None, hosts: Iterable[str] = (), routes: Sequence[BaseRoute] = ()
-) -> Guard:
+def build_app(backend: Backend, *, token: str, hosts: Iterable[str] = (), routes: Sequence[BaseRoute] = ()) -> Guard:
     """The application over a backend.
 
     Args:
         backend: what is looked at.
-        token: what every request must have; None makes one, which `Guard.token` is.
+        token: what every request must have, in its cookie or its URL.
         hosts: names by which the server may be called, beside localhost and IP addresses.
         routes: further routes.
     """
@@ -150,7 +155,21 @@ def build_app(
     }
     app = Starlette(routes=[*own, *routes], exception_handlers=handlers)
     app.state.viewer = Viewer(backend)
-    return Guard(app, token=token or secrets.token_urlsafe(24), hosts=hosts)
+    return Guard(app, token=token, hosts=hosts)
+
+
+def bounded(items: Sequence[Item], limit: int = MAX_SAMPLE) -> tuple[Item, ...]:
+    """The items of a sample, the data of those beyond a number of bytes left out, with a note."""
+    found: list[Item] = []
+    left = limit
+    for item in items:
+        size = len(json.dumps(dict(item.data), default=str))
+        left -= size
+        if left < 0:
+            note = f"Its {size:,} bytes are not shown: the sample has more than {limit:,} to show at once. {item.note}"
+            item = Item(name=item.name, kind="unreadable", facts=item.facts, note=note.strip())
+        found.append(item)
+    return tuple(found)
 
 
 def _viewer(request: Request) -> Viewer:
@@ -222,7 +241,7 @@ async def _about(request: Request) -> Response:
             **backend.about(),
         }
 
-    return JSONResponse(await viewer.run(work))
+    return Json(await viewer.run(work))
 
 
 async def _samples(request: Request) -> Response:
@@ -237,7 +256,7 @@ async def _samples(request: Request) -> Response:
         viewer.thumbnails.prefetch(pictures)
         return {**viewer.page_json(page, part), "offset": offset, "limit": limit}
 
-    return JSONResponse(await viewer.run(work))
+    return Json(await viewer.run(work))
 
 
 async def _find(request: Request) -> Response:
@@ -251,7 +270,7 @@ async def _find(request: Request) -> Response:
     def work() -> dict[str, Any]:
         return {**viewer.page_json(viewer.chosen(request).find(text, start, limit), part), "start": start}
 
-    return JSONResponse(await viewer.run(work))
+    return Json(await viewer.run(work))
 
 
 async def _sample(request: Request) -> Response:
@@ -266,9 +285,9 @@ async def _sample(request: Request) -> Response:
         shown = [
             _item_json(item, f"/media/{index}/{place}", f"{suffix}v={version}") for place, item in enumerate(items)
         ]
-        return {"index": index, "id": backend.sample_id(index), "count": backend.count(), "items": shown}
+        return {"index": index, "id": backend.sample_id(index)[:MAX_ID], "count": backend.count(), "items": shown}
 
-    return JSONResponse(await viewer.run(work))
+    return Json(await viewer.run(work))
 
 
 def _item_json(item: Item, base: str, suffix: str) -> dict[str, Any]:
@@ -295,7 +314,7 @@ async def _partitions(request: Request) -> Response:
     offset = number(request, "offset", 0, _MOST)
     limit = number(request, "limit", MAX_LIMIT, MAX_PARTITIONS)
     found = await viewer.run(viewer.backend.partitions)
-    return JSONResponse({"partitions": list(found[offset : offset + limit]), "total": len(found), "offset": offset})
+    return Json({"partitions": list(found[offset : offset + limit]), "total": len(found), "offset": offset})
 
 
 async def _thumbnail(request: Request) -> Response:
@@ -327,20 +346,22 @@ async def _media(request: Request) -> Response:
     viewer, part = _viewer(request), request.query_params.get("part", "")
     index, place = request.path_params["index"], request.path_params["item"]
 
-    def work() -> tuple[Media, str, bytes | None]:
+    def work() -> tuple[Media, str]:
         backend = viewer.chosen(request)
         items = viewer.items(part, backend, index)
         named = items[place].media if place < len(items) else ()
         media = next((one for one in named if one.name == request.path_params["name"]), None)
         if media is None:
             raise NoSampleError(f"sample {index} has no such media")
-        made = media.make() if media.make is not None else None
-        tag = f"{backend.identity(index)}|{items[place].name}|{media.name}|{media.size}"
-        return media, hashlib.sha256(made or tag.encode("utf-8", "replace")).hexdigest()[:32], made
+        return media, fingerprint(backend.identity(index), items[place].name, media.name, media.size)
 
-    media, etag, made = await viewer.run(work)
+    media, etag = await viewer.run(work)
+    made: bytes | None = None
+    if media.make is not None:
+        made = await asyncio.get_running_loop().run_in_executor(viewer.makers, media.make)
+        etag = hashlib.sha256(made).hexdigest()[:32]
     content_type, extra = served_type(media.content_type)
-    read = media.read if made is None else (lambda offset, size: made[offset : offset + size])
+    read = media.read if made is None else Content.of(made).read
     size = media.size if made is None else len(made)
     if read is None or size is None:
         raise HTTPException(404, "These media have no bytes.")

@@ -1,4 +1,4 @@
-"""What stands before every route: who may ask, by which name and method, and how much at a time.
+"""What comes before every route: who may ask, by which name and method, and how much at a time.
 
 Other pages of the same browser can send requests here. They do not know the token, and a name that an attacker's DNS
 points here is not an allowed host. Every answer forbids scripts and content that are not this server's own.
@@ -16,9 +16,11 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 
-__all__ = ["MAX_IN_FLIGHT", "Guard", "plain_page"]
+from mm_assets.view.answers import plain_page
+
+__all__ = ["MAX_IN_FLIGHT", "Guard"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -52,13 +54,16 @@ class Guard:
         app: what answers then.
         token: what every request has, in its cookie or as the query's `t`.
         hosts: names, beside localhost and IP addresses, by which the server may be called.
+
+    Attributes:
+        cookie: name of the cookie that holds the token.
     """
 
     def __init__(self, app: App, *, token: str, hosts: Iterable[str] = ()) -> None:
         self._app = app
         self._token = token
         # Cookies do not distinguish ports: two viewers on one machine must not take each other's.
-        self._cookie = f"mm_assets_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+        self.cookie = f"mm_assets_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
         self._hosts = frozenset(name.lower() for name in hosts) | _LOCAL_NAMES
         self._in_flight = 0
 
@@ -116,7 +121,7 @@ class Guard:
             '<link rel="icon" href="/static/icon.svg">'
             f'<meta http-equiv="refresh" content="0; url={shown}"><p><a href="{shown}">Open the viewer</a>'
         )
-        answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
+        answer.set_cookie(self.cookie, self._token, httponly=True, samesite="strict", path="/")
         answer.headers["cache-control"] = "no-store"
         return answer
 
@@ -125,7 +130,7 @@ class Guard:
 
     def _cookie_of(self, headers: Headers) -> str | None:
         try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             return None
         return None if found is None else found.value
@@ -140,7 +145,7 @@ class Guard:
         if name in self._hosts:
             return True
         try:
-            # An address is not a name that somebody else's DNS could point here.
+            # An address is not a name, which a DNS server could point here.
             ipaddress.ip_address(name)
         except ValueError:
             return False
@@ -149,33 +154,6 @@ class Guard:
 
 def _is_same_origin(origin: str | None, host: str) -> bool:
     return origin is not None and origin.partition("://")[2] == host
-
-
-def plain_page(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:
-    """What is wrong, in a sentence: a small page for a person, JSON for a script."""
-    return _Plain(status, title, detail, headers)
-
-
-class _Plain(Response):
-    def __init__(self, status: int, title: str, detail: str, headers: dict[str, str] | None) -> None:
-        self._title, self._detail = title, detail
-        self._extra = {"cache-control": "no-store", "vary": "accept", **(headers or {})}
-        super().__init__(status_code=status)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer: Response
-        if "text/html" in Headers(scope=scope).get("accept", ""):
-            title, detail = escape(self._title), escape(self._detail)
-            answer = HTMLResponse(
-                f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-                f'<link rel="icon" href="/static/icon.svg"><h1>{title}</h1>'
-                f'<p>{detail}<p><a href="/">To the samples</a>',
-                self.status_code,
-                self._extra,
-            )
-        else:
-            answer = JSONResponse({"error": self._title, "detail": self._detail}, self.status_code, self._extra)
-        await answer(scope, receive, send)
 
 
 def _with_headers(send: Send) -> Send:

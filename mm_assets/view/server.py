@@ -49,7 +49,7 @@ def serve(app: Guard, sock: socket.socket, *, on_started: Callable[[], None] | N
         ws="none",
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=0,  # nobody waits for a film to end
+        timeout_graceful_shutdown=0,  # an interrupt does not wait for a film to end
         proxy_headers=False,
     )
     if on_started is not None:

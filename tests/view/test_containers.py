@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from mm_assets.display import Item
 from mm_assets.storage.files import SourceFile
+from mm_assets.view.app import bounded
 from mm_assets.view.backends.container import ContainerBackend
 
 Open = Callable[..., TestClient]
@@ -117,7 +119,7 @@ def test_a_truncated_shard_shows_what_is_left(tmp_path: Path, view: Open, suffix
 
 
 def test_compressed_members_links_and_skipped_entries(tmp_path: Path, view: Open) -> None:
-    """A compressed text is shown as its text, a hard link as its target, and what is no sample is counted."""
+    """A compressed text is shown as its text, a hard link as its target, and other entries are counted."""
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as archive:
         for name, content in (("a.txt.gz", gzip.compress(b"inside")), ("b.txt", b"target"), ("._b.txt", b"fork")):
@@ -171,3 +173,43 @@ def test_a_file_that_is_nothing_known_is_refused(tmp_path: Path, view: Open) -> 
     (tmp_path / "x.bin").write_bytes(b"something else entirely")
     with pytest.raises(ShardError, match="expected tar"):
         view(tmp_path / "x.bin")
+
+
+def test_a_sample_of_very_many_members_is_bounded(tmp_path: Path, view: Open) -> None:
+    """Of a key with thousands of members the first ones are shown, and how many more there are."""
+    client = view(write_tar(tmp_path / "x.tar", {f"a.{n:04}.txt": b"x" for n in range(3000)}))
+    entry = client.get("/api/samples").json()["entries"][0]
+    assert len(entry["names"]) == 40
+    items = client.get("/api/sample/0").json()["items"]
+    assert len(items) == 401
+    assert items[-1]["note"] == "2,600 more members."
+
+
+def test_what_is_shown_of_a_sample_at_once_is_bounded() -> None:
+    """Items of which each is within its bound are at most 16 MiB together; those left out say so."""
+    items = [Item(name=str(n), kind="text", data={"text": "x" * 200_000}, facts={"bytes": "200 kB"}) for n in range(99)]
+    shown = bounded(items)
+    assert sum(len(item.data.get("text", "")) for item in shown) <= 16 << 20
+    assert shown[:50] == tuple(items[:50])
+    assert [item.name for item in shown] == [item.name for item in items]
+    assert shown[-1].kind == "unreadable"
+    assert "not shown" in shown[-1].note
+
+
+def test_samples_are_read_by_several_threads_at_once(tmp_path: Path) -> None:
+    """While the shard is still being read, every page that another thread sees is whole."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    members = {f"{n:05}.{extension}": b"words" for n in range(2000) for extension in ("txt", "cls")}
+    path = write_tar(tmp_path / "x.tar.gz", members, "w:gz")
+    backend = ContainerBackend([SourceFile(str(path))], str(path))
+
+    def look(offset: int) -> None:
+        for entry in backend.page(offset, 20).entries:
+            assert entry.id == f"{entry.index:05}"
+            assert entry.names == ("txt", "cls")
+            assert entry.text == "words"
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(look, [n * 37 % 1980 for n in range(200)]))
+    backend.close()

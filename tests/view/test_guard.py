@@ -56,7 +56,7 @@ def test_the_token_becomes_a_cookie_that_scripts_cannot_read(stranger: TestClien
     "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil", "", "a@b", "["]
 )
 def test_other_names_are_refused_even_with_the_token(packed: Path, view: Open, host: str) -> None:
-    """A name that somebody's DNS points here is not answered."""
+    """A name that a foreign DNS server points here is not answered."""
     assert view(packed).get("/api/about", headers={"host": host}).status_code == 403
 
 

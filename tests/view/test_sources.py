@@ -222,3 +222,25 @@ def test_nothing_there_is_an_error(tmp_path: Path) -> None:
     for location in (tmp_path, f"{tmp_path}/*.tar", tmp_path / "no.tar"):
         with pytest.raises((MmAssetsError, OSError), match=str(tmp_path)):
             open_backend([str(location)])
+
+
+def test_texts_and_numbers_that_json_lacks_are_answered(tmp_path: Path, view: Open) -> None:
+    """Lone surrogates, NaN and infinities of a list are sent as JSON that a browser reads."""
+    line = '{"sample_id": "\\ud800", "text": "\\udfff words", "n": NaN, "m": [Infinity, {"k": -Infinity}]}'
+    (tmp_path / "x.jsonl").write_text(line)
+    client = view(tmp_path / "x.jsonl")
+    page = client.get("/api/samples")
+    assert page.status_code == 200
+    assert "words" in page.json()["entries"][0]["text"]
+    sample = client.get("/api/sample/0")
+    assert sample.status_code == 200
+    json.loads(sample.text, parse_constant=pytest.fail)
+
+
+def test_a_shard_of_several_is_opened_once(tmp_path: Path) -> None:
+    """The partition of a shard is the same for all requests, so that it is read once."""
+    for name in ("one", "two"):
+        write_tar(tmp_path / f"{name}.tar", {"a.txt": b"x"})
+    backend = open_backend([f"{tmp_path}/*.tar"])
+    assert backend.partition("one") is backend.partition("one")
+    backend.close()

@@ -18,9 +18,8 @@ from mm_assets.errors import MmAssetsError
 __all__ = ["NO_PICTURE", "Backend", "Entry", "NoSampleError", "Page", "Picture", "fingerprint", "shortened"]
 
 MAX_SHOWN_TEXT = 280  # characters of a card's text
-MAX_SHOWN_ID = 1024  # characters of an id on a card
 PAGE_SECONDS = 5.0  # that a page waits for samples which have not been read yet
-SEARCH_SECONDS = 1.0  # of one request: a search goes on where the last one ended
+SEARCH_SECONDS = 1.0  # of one request: the next one resumes the search
 SEARCH_BLOCK = 1 << 12  # ids that are compared at a time
 
 

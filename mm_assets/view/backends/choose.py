@@ -44,7 +44,8 @@ def open_backend(
 
 def _expanded(location: str, options: Mapping[str, Any] | None) -> list[str]:
     """The files that a glob matches; any other location as it is, a local one absolute."""
-    if any(character in location for character in _GLOB) and not (is_local(location) and local_path(location).exists()):
+    is_file = location.startswith(("http://", "https://")) or (is_local(location) and local_path(location).exists())
+    if any(character in location for character in _GLOB) and not is_file:
         from mm_assets.storage.listing import expand_shards
 
         files = [file.url for file in expand_shards(location, options, suffixes=())]

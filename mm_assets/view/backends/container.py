@@ -32,6 +32,8 @@ __all__ = ["ContainerBackend"]
 MAX_WHOLE = 64 << 20  # bytes of a member that is held in memory to be stored or decompressed
 MAX_MEMBERS = 5_000_000  # some hundred megabytes of what is held of them
 MAX_DAMAGE = 20  # damaged places that are named
+MAX_SHOWN = 400  # members of one sample
+MAX_LISTED = 40  # of a card
 _SLICE_SECONDS = 0.02  # of reading on in the background, between which requests have their turn
 _CARD_BYTES = 16 << 10  # of a text that a card may show
 _PICTURED = ("image", "video", "array", "audio")  # row modalities that a picture can be made of, the best one first
@@ -58,6 +60,7 @@ class ContainerBackend(Backend):
         self._complete = False
         self._closed = False
         self._steps = self._walk()
+        self._shards: dict[str, Backend] = {}  # those that were looked at alone
         self._reader: threading.Thread | None = None
 
     # --- reading on ---------------------------------------------------------------------------------------------------
@@ -156,8 +159,9 @@ class ContainerBackend(Backend):
         return self._complete
 
     def known(self) -> int:
-        """Samples that have been read."""
-        return len(self._members)
+        """Samples that have been read; not the last one, of which members may follow."""
+        is_complete = self._complete  # before the number, which another thread may raise
+        return max(len(self._members) - (0 if is_complete else 1), 0)
 
     # --- what it holds ------------------------------------------------------------------------------------------------
 
@@ -180,14 +184,14 @@ class ContainerBackend(Backend):
         return [f"{label}/{key}" for label, key in zip(labels, keys, strict=True)]
 
     def _first(self, sample: int) -> MemberPlace:
-        return self._members.members(sample)[0]
+        return self._members.members(sample, 1)[0]
 
     def entries(self, indices: Sequence[int]) -> Sequence[Entry]:
         """The cards of chosen samples."""
         found = []
         for index in indices:
             self.check(index)
-            members = self._members.members(index)
+            members = self._members.members(index, MAX_LISTED)
             found.append(
                 Entry(
                     index=index,
@@ -204,7 +208,7 @@ class ContainerBackend(Backend):
 
     def _first_text(self, members: Sequence[MemberPlace]) -> str:
         texts = [member for member in members if _modality(member.name) == "text"]
-        for member in sorted(texts, key=lambda one: _is_json(one.name)):
+        for member in sorted(texts, key=lambda one: _text_rank(one.name)):
             if 0 < member.size <= _CARD_BYTES and not is_compressed(member.name) and member.offset is not None:
                 try:
                     text = text_of(content_item(member.name, self._content(member)))
@@ -217,7 +221,7 @@ class ContainerBackend(Backend):
     def picture(self, index: int) -> Picture:
         """The first image, clip, array or sound."""
         self.check(index)
-        return self._picture_of(self._members.members(index))
+        return self._picture_of(self._members.members(index, MAX_LISTED))
 
     def _picture_of(self, members: Sequence[MemberPlace]) -> Picture:
         chosen = [one for modality in _PICTURED for one in members if _modality(one.name) == modality][:MAX_CANDIDATES]
@@ -229,7 +233,7 @@ class ContainerBackend(Backend):
     def identity(self, index: int) -> str:
         """Follows from the shard as it was opened and where the members are."""
         self.check(index)
-        return fingerprint(*(self._identity(member) for member in self._members.members(index)))
+        return fingerprint(*(self._identity(member) for member in self._members.members(index, MAX_SHOWN)))
 
     def _identity(self, member: MemberPlace) -> str:
         file = self._files[member.file]
@@ -238,9 +242,10 @@ class ContainerBackend(Backend):
     def items(self, index: int) -> tuple[Item, ...]:
         """Every member of a sample."""
         self.check(index)
-        return linked(
-            [self._item(member, _label(member, self._key_of(index))) for member in self._members.members(index)]
-        )
+        key, members = self._key_of(index), self._members.members(index, MAX_SHOWN)
+        items = linked([self._item(member, _label(member, key)) for member in members])
+        left = self._members.count(index) - len(members)
+        return items if not left else (*items, Item(name="…", kind="unreadable", note=f"{left:,} more members."))
 
     def _item(self, member: MemberPlace, name: str) -> Item:
         try:
@@ -285,9 +290,12 @@ class ContainerBackend(Backend):
 
     def partition(self, key: str) -> Backend:
         """One shard."""
-        for file in self._files:
-            if self._labels[file.url] == key and len(self._files) > 1:
-                return ContainerBackend([file], file.url)
+        with self._lock:
+            for file in self._files:
+                if self._labels[file.url] == key and len(self._files) > 1 and key not in self._shards:
+                    self._shards[key] = ContainerBackend([file], file.url)
+            if key in self._shards:
+                return self._shards[key]
         raise NoSampleError(f"{self.title} has no shard {key!r}")
 
     def close(self) -> None:
@@ -295,6 +303,8 @@ class ContainerBackend(Backend):
         self._closed = True
         with self._lock:
             self._complete = True
+        for shard in self._shards.values():
+            shard.close()
         for file in self._files:
             file.close()
         if self._scratch is not None:
@@ -314,5 +324,7 @@ def _modality(name: str) -> str:
     return modality_of(split_member_name(name)[2], {})
 
 
-def _is_json(name: str) -> bool:
-    return content_name(name).lower().endswith(".json")
+def _text_rank(name: str) -> int:
+    """Captions before tables, and metadata last."""
+    extension = split_member_name(name)[2]
+    return 2 if extension == "json" else 1 if extension in ("csv", "yaml", "yml") else 0

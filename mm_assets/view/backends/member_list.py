@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 from mm_assets.sources.member import Member
@@ -78,9 +79,9 @@ class MemberList:
         sample = self._samples.get(key)
         if sample is None:
             self._samples[key] = len(self._starts)
-            self._starts.append(number)
             self._lengths.append(1)
             self._key_sizes.append(len(member.sample_key.encode("utf-8", "surrogatepass")))
+            self._starts.append(number)  # last: other threads read samples by how many of these there are
         elif self._starts[sample] + self._lengths[sample] == number:
             self._lengths[sample] += 1
         else:
@@ -102,11 +103,15 @@ class MemberList:
             size=self._sizes[number],
         )
 
-    def members(self, sample: int) -> list[MemberPlace]:
-        """The members of a sample, in order."""
+    def members(self, sample: int, limit: int) -> list[MemberPlace]:
+        """The members of a sample in order, `limit` at most."""
         start = self._starts[sample]
-        numbers = [*range(start, start + self._lengths[sample]), *self._later.get(sample, ())]
-        return [self.member(number) for number in numbers]
+        numbers = chain(range(start, start + self._lengths[sample]), self._later.get(sample, ()))
+        return [self.member(number) for number in islice(numbers, limit)]
+
+    def count(self, sample: int) -> int:
+        """Members of a sample."""
+        return self._lengths[sample] + len(self._later.get(sample, ()))
 
     def keys(self, start: int, stop: int) -> Sequence[str]:
         """The keys of samples."""

@@ -23,7 +23,7 @@ class References:
     """Opens what rows refer to.
 
     Args:
-        is_allowed: says of a path or URL whether a row may name it: a table is not trusted.
+        is_allowed: whether a row may name a path or URL: a table is not trusted.
         storage_options: arguments for the URLs' file system.
     """
 

@@ -20,7 +20,8 @@ from mm_assets.view.backends.row_files import ID_ROWS, RowFile
 
 __all__ = ["RowsBackend"]
 
-MAX_ROWS = 1000  # of one sample that are shown
+MAX_ROWS = 400  # of one sample that are shown
+MAX_SHOWN = 400  # items of one sample
 _PICTURED = ("image", "video", "array", "audio")
 _SKIPPED = RESERVED_COLUMNS | {"path", "binary_content_size", "binary_content_crc32c"}
 
@@ -148,7 +149,9 @@ class RowsBackend(Backend):
                 "" if len(rows) == 1 or row.get("position") == METADATA_POSITION else f"{row.get('position', place)} "
             )
             items += self._row_items(row, prefix)
-        return linked(_distinct(items))
+        left = len(items) - MAX_SHOWN
+        shown = linked(_distinct(items[:MAX_SHOWN]))
+        return shown if left <= 0 else (*shown, Item(name="…", kind="unreadable", note=f"{left:,} more values."))
 
     def _row_items(self, row: Mapping[str, Any], prefix: str) -> list[Item]:
         modality = str(row.get("modality") or "content")

@@ -6,7 +6,7 @@
 const LIMIT = 50;
 const PARTITIONS = 200;
 const CACHED = 60;
-const ORDER = ["unreadable", "video", "image", "images", "page", "document", "depth", "audio", "midi", "text", "tokens", "series", "array"];
+const ORDER = ["unreadable", "video", "document", "image", "images", "page", "depth", "audio", "midi", "text", "tokens", "series", "array"];
 const WIDE = new Set(["video", "document", "page", "images", "midi"]); // kinds that use two columns where there are two
 
 // --- small tools --------------------------------------------------------------------------------------------------

@@ -1,0 +1,71 @@
+"""Answers in JSON, and small pages that say what is wrong, whatever text they have to carry."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable, MutableMapping
+from html import escape
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, Response
+
+__all__ = ["Json", "plain_page"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Json(Response):
+    """A value as JSON; numbers that JSON lacks are null, and lone surrogates are escaped."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The bytes of the answer."""
+        try:
+            text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        except ValueError:
+            text = json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":"))
+        try:
+            return text.encode()
+        except UnicodeEncodeError:
+            return json.dumps(json.loads(text), separators=(",", ":")).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def plain_page(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+    """What is wrong, in a sentence: a small page for a person, JSON for a script."""
+    return _Plain(status, title, detail, headers)
+
+
+class _Plain(Response):
+    def __init__(self, status: int, title: str, detail: str, headers: dict[str, str] | None) -> None:
+        self._title, self._detail = title, detail
+        self._extra = {"cache-control": "no-store", "vary": "accept", **(headers or {})}
+        super().__init__(status_code=status)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: Response
+        if "text/html" in Headers(scope=scope).get("accept", ""):
+            title, detail = escape(self._title), escape(self._detail.encode(errors="backslashreplace").decode())
+            answer = HTMLResponse(
+                f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+                f'<link rel="icon" href="/static/icon.svg"><h1>{title}</h1>'
+                f'<p>{detail}<p><a href="/">To the samples</a>',
+                self.status_code,
+                self._extra,
+            )
+        else:
+            answer = Json({"error": self._title, "detail": self._detail}, self.status_code, self._extra)
+        await answer(scope, receive, send)
