@@ -1,9 +1,11 @@
 """`content_item` and `column_item`: raw bytes and plain values of every kind, and hostile ones."""
 
 import contextlib
+import datetime
 import io
 import json
 import struct
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -353,6 +355,14 @@ VALUES = {
     "view": (memoryview(b"hello"), "text"),
     "array": (np.arange(3), "array"),
     "any": (object(), "json"),
+    "date": (datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), "scalar"),
+    "decimal": (Decimal("1.50"), "scalar"),
+    "embedding": ([0.5] * 20, "array"),
+    "table": ([[1, 2]] * 9, "array"),
+    "ragged": ([[1], [1, 2]] * 9, "json"),
+    "texts": (["a"] * 20, "json"),
+    "file of a table": ({"bytes": image_file(), "path": "a.jpg"}, "image"),
+    "empty file": ({"bytes": None, "path": "a.jpg"}, "json"),
     "no bytes": (b"", "text"),
 }
 
