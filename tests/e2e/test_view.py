@@ -1,9 +1,12 @@
 """The viewer by a browser: the grid, samples, the keyboard, a narrow screen, sound and video that are sought."""
 
+import io
+import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,6 +19,7 @@ import pytest
 import mm_assets
 from mm_assets.fields import ImageField, TextField
 
+from ..pipeline.chain import declare, run_chain
 from .test_browser import ARGUMENTS, CHROMIUM
 
 COMMAND = [sys.executable, "-c", "from mm_assets.cli.main import main; main()", "view"]
@@ -81,6 +85,7 @@ def browse() -> Iterator[Callable[..., Any]]:
             page.on("pageerror", lambda error: complaints.append(str(error)))
             page.on("response", lambda answer: complaints.append(answer.url) if answer.status >= 400 else None)
             page.goto(url)
+            page.wait_for_url(lambda found: "t=" not in found)  # the token is a cookie then
             return page
 
         yield open_page
@@ -228,6 +233,66 @@ def test_each_kind_of_sample_is_drawn(shared_data: Path, browse: Callable[..., A
         page.locator(".item").first.wait_for()
         until(page, "[...document.querySelectorAll('.item .body')].every(e => e.childElementCount > 0)")
         assert page.locator(".note.bad").count() == 0
+
+
+@needs_browser
+def test_nothing_in_a_hostile_shard_runs(tmp_path: Path, browse: Callable[..., Any]) -> None:
+    """Markup in names, keys, captions, JSON, HTML and SVG is shown as text: no script runs and nothing is loaded."""
+    script = "document.title='run'"
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" onload="{script}"><script>{script}</script></svg>'
+    members = {
+        f"a{HOSTILE}.txt": HOSTILE,
+        f"a{HOSTILE}.json": json.dumps({HOSTILE: HOSTILE, "__proto__": {"polluted": 1}, "caption": HOSTILE}),
+        f"a{HOSTILE}.svg": svg,
+        f"a{HOSTILE}.html": f"<!doctype html>{HOSTILE}",
+        "b.json": "[" * 500 + "]" * 500,
+        "b.png": "not a picture",
+    }
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for name, text in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    page = browse(tmp_path / "x.tar")
+    foreign: list[str] = []
+    page.on("request", lambda request: foreign.append(request.url) if "127.0.0.1" not in request.url else None)
+    page.locator(".card").nth(1).wait_for()
+    for n in range(2):
+        page.goto(f"/?n={n}")
+        page.locator(".item").first.wait_for()
+        until(page, "[...document.querySelectorAll('.item .body')].every(e => e.childElementCount > 0)")
+        assert page.title() != "run"
+        assert page.evaluate("({}).polluted") is None
+        assert page.locator(".item script, .item svg script, .item img[src=x]").count() == 0
+    assert foreign == []
+
+
+@needs_browser
+def test_partitions_and_their_stages_are_chosen(tmp_path: Path, browse: Callable[..., Any]) -> None:
+    """From the page of partitions to one of them, and from its packed samples to its rows and its shards."""
+    (tmp_path / "in").mkdir()
+    for key in ("a", "b"):
+        with tarfile.open(tmp_path / "in" / f"{key}.tar", "w") as archive:
+            member = tarfile.TarInfo(f"{key}1.txt")
+            member.size = 5
+            archive.addfile(member, io.BytesIO(b"words"))
+    run_chain(declare(tmp_path / "root", tmp_path / "in"))
+    page = browse(tmp_path / "root" / "data")
+    until(page, "document.querySelectorAll('.card').length === 2")
+    page.get_by_role("link", name="Partitions").click()
+    page.get_by_role("link", name="b", exact=True).click()
+    until(page, "document.querySelectorAll('.card').length === 1")
+    assert "packed of partition b" in page.locator("#subtitle").text_content()
+    for stage in ("rows", "shards"):
+        page.get_by_label("Stage").select_option(stage)
+        until(page, f"document.getElementById('subtitle').textContent.startsWith('{stage} of partition b')")
+        until(page, "document.querySelectorAll('.card').length === 1")
+        page.locator(".card").click()
+        page.get_by_text("words", exact=True).first.wait_for()
+        page.keyboard.press("Escape")
+        page.locator(".card").wait_for()
+    page.go_back()
+    page.get_by_text("words", exact=True).first.wait_for()
 
 
 def test_the_command_prints_its_url_at_once_and_ends_at_once(packed: Path) -> None:

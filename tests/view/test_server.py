@@ -1,4 +1,4 @@
-"""Where the server listens, and what it says of itself."""
+"""Where the server listens, and the URL that it is opened by."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_the_url_names_an_address_that_can_be_opened(host: str, name: str) -> No
 
 
 def test_a_port_that_is_taken_is_an_error_with_advice() -> None:
-    """A second server on a port is refused, and told of port 0."""
+    """A second server on a port is refused with the advice to take port 0."""
     with bind("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match="--port 0"):
         bind("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(ConfigError, match="--host"):
