@@ -134,6 +134,31 @@ def test_other_images_are_made_into_pictures(kind: str, mode: str) -> None:
     assert np.abs(small[4, 60] - pixels()[4, 60]).max() < 30
 
 
+@pytest.mark.parametrize("kind", ["HEIF", "JXL"])
+def test_images_of_extra_decoders_are_made_into_pictures(kind: str) -> None:
+    """HEIC and JPEG XL are shown where their decoders are installed."""
+    target = io.BytesIO()
+    picture = Image.fromarray(pixels())
+    if kind == "HEIF":
+        pytest.importorskip("pillow_heif").from_pillow(picture).save(target)
+    else:
+        pytest.importorskip("pillow_jxl")
+        picture.save(target, kind)
+    item = item_of(target.getvalue())
+    assert (item.kind, item.data["width"]) == ("image", 64)
+    with Image.open(io.BytesIO(made_by(item, "image"))) as made:
+        assert (made.format, made.size) == ("JPEG", (64, 48))
+    assert thumbnail(item) is not None
+
+
+@pytest.mark.parametrize("mode", ["P", "1", "LA", "RGBA"])
+def test_every_kind_of_pixels_has_a_thumbnail(mode: str) -> None:
+    """Palettes, single bits and alpha become a JPEG of their colours, alpha on white."""
+    item = item_of(image_file("PNG", mode))
+    with Image.open(io.BytesIO(thumbnail(item) or b"")) as small:
+        assert (small.format, small.size) == ("JPEG", (64, 48))
+
+
 def test_orientation_is_applied() -> None:
     """A JPEG that its EXIF tag turns has its upright size, and so has its thumbnail."""
     exif = Image.Exif()

@@ -264,6 +264,41 @@ def test_layout_of_json_lies_over_its_image() -> None:
     assert items[1].data["pages"][0]["boxes"][0][:5] == [0.0, 0.0, 0.5, 0.5, "q"]
 
 
+LAYOUT_KEYS = st.sampled_from(
+    [
+        "form",
+        "words",
+        "texts",
+        "images",
+        "box",
+        "text",
+        "label",
+        "linking",
+        "id",
+        "start",
+        "end",
+        "word",
+        "segments",
+        "x",
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(LAYOUT_KEYS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(value=st.dictionaries(LAYOUT_KEYS, JSON, max_size=4))
+def test_any_json_is_linked(value: dict[str, object]) -> None:
+    """JSON that only resembles a layout, a document or word times has no relation, and raises nothing."""
+    content = Content.of(json.dumps(value).encode())
+    items = [content_item("a.json", content), shown(*CASES["image"][:2]), shown(*CASES["samples"][:2], name="sound")]
+    for item in linked(items):
+        check_item(item)
+
+
 @pytest.mark.parametrize(
     "shard",
     ["docai/docai", "image-text/image-text", "mint1t-html/mint1t-html", "mint1t-pdf/mint1t-pdf", "music/music",
