@@ -43,7 +43,7 @@ from mm_assets.fields import (
 
 from ..fields.clips import clip_file, ramp
 from ..fields.conftest import wav_file
-from .media import check_item, image_file, made_by, midi_file, pixels, shown
+from .media import check_item, frames_file, image_file, made_by, midi_file, pixels, shown
 
 SCRIPT = "<script>alert(1)</script>"
 TIMES = np.arange(50) / 10
@@ -247,12 +247,22 @@ def test_arrays_with_timestamps_become_series() -> None:
 
 def test_interleaved_json_is_a_document() -> None:
     """A JSON of texts and images, one at each place, is a document that shows the sample's pictures in its order."""
-    value = {"texts": ["one", None, SCRIPT], "images": [None, "a.0.png", None], "url": "x"}
-    items = linked([shown(JSONField(), value, "a.json"), content_item("a.0.png", Content.of(image_file("PNG")))])
-    blocks = items[0].data["blocks"]
-    assert [block["kind"] for block in blocks] == ["text", "picture", "text"]
-    assert blocks[1]["picture"] == {"item": "a.0.png", "media": "image"}
-    assert items[1].data["over"] == "a.json"
+    value = {"texts": ["one", None, SCRIPT, None], "images": [None, "a.1.png", None, "a.0.png"], "url": "x"}
+    for prefix in ("a.", ""):  # members by their whole name, or without the sample's key
+        pictures = [content_item(f"{prefix}{number}.png", Content.of(image_file("PNG"))) for number in range(2)]
+        items = linked([shown(JSONField(), value, "a.json"), *pictures])
+        blocks = items[0].data["blocks"]
+        assert [block["kind"] for block in blocks] == ["text", "picture", "text", "picture"]
+        assert [blocks[place]["picture"]["item"] for place in (1, 3)] == [f"{prefix}1.png", f"{prefix}0.png"]
+        assert items[1].data["over"] == "a.json"
+
+
+def test_documents_without_names_have_their_pictures_in_order() -> None:
+    """A document that names no member shows the pages of its TIFF one after the other."""
+    value = {"texts": [None, "x", None], "images": ["page_0_image_3", None, "page_1_image_9"]}
+    items = linked([shown(JSONField(), value, "a.json"), content_item("a.tiff", Content.of(frames_file("TIFF")))])
+    found = [block["picture"]["media"] for block in items[0].data["blocks"] if block["kind"] == "picture"]
+    assert found == ["frame-0", "frame-1"]
 
 
 def test_layout_of_json_lies_over_its_image() -> None:
