@@ -155,8 +155,8 @@ def _(shown: ShownPages, name: str, payload: Content) -> Item:
 @_show.register
 def _(shown: ShownList, name: str, payload: Content) -> Item:
     items = [(position, _shown_item(one, name, content)) for position, content, one in shown.items[:MAX_FRAMES]]
-    facts = {"items": f"{len(shown.items):,}", "bytes": human_bytes(payload.size)}
-    note = f"Shown are the first {MAX_FRAMES} of {len(shown.items):,}." if len(shown.items) > MAX_FRAMES else ""
+    facts = {"items": f"{shown.count:,}", "bytes": human_bytes(payload.size)}
+    note = f"Shown are the first {MAX_FRAMES} of {shown.count:,}." if shown.count > MAX_FRAMES else ""
     kinds = {item.kind for _, item in items}
     if "image" in kinds and kinds <= {"image", "unreadable"}:
         return frames_item(name, items, facts=facts, note=note)

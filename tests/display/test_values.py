@@ -151,6 +151,18 @@ def test_sequence_reads_only_its_tables() -> None:
     assert sum(size for _, size in reads) < 1000
 
 
+def test_very_long_sequences_are_bounded() -> None:
+    """Of many items the first are shown, with a note; a payload that claims a hundred million is not listed."""
+    field = SequenceField(TextField())
+    item = shown(field, [(number, f"line {number}") for number in range(5000)])
+    assert (len(item.data["blocks"]), item.facts["items"]) == (200, "5,000")
+    assert "5,000" in item.note
+    metadata, _ = field.encode([])
+    many = (100_000_000).to_bytes(4, "little") + bytes(metadata[4:])
+    claimed = value_item("it", field, Content(1 << 32, lambda at, size: bytes(size)), many)
+    assert (claimed.kind, "100,000,000 items" in claimed.note) == ("unreadable", True)
+
+
 def test_own_field_is_shown_by_its_value() -> None:
     """A field that says nothing of how it is shown has its decoded value shown."""
 
