@@ -24,6 +24,7 @@ COMMANDS = (
     "status",
     "sync",
     "losses",
+    "diff",
     "inspect",
     "verify",
     "convert",

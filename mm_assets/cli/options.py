@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DatasetChoice", "dataset_options", "field_option"]
 
-_SUGGESTED = re.compile(r"`mm-assets (plan|register|run|status|sync|losses|add-stream|sql|clean)\b")
+_SUGGESTED = re.compile(r"`mm-assets (plan|register|run|status|sync|losses|diff|add-stream|sql|clean)\b")
 _TAKES_SHARDS = ("plan", "register", "run", "status", "sync")
 
 

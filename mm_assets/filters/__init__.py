@@ -1,7 +1,7 @@
 """Which rows stay: filters, and the annotators that add scores. Your own derive from `Filter` and `Annotator`."""
 
 from mm_assets.filters.apply import FilterStream
-from mm_assets.filters.base import Annotator, Block, Filter, MeasuredRowFilter
+from mm_assets.filters.base import Annotator, Block, Filter, MeasuredRowFilter, Threshold
 from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
 from mm_assets.rows.schema import Drop
 
@@ -14,6 +14,7 @@ __all__ = [
     "Filter",
     "FilterStream",
     "MeasuredRowFilter",
+    "Threshold",
     "build_annotator",
     "build_filter",
 ]

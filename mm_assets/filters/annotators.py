@@ -14,7 +14,7 @@ import pyarrow as pa
 from mm_assets.filters.audio import DEFAULT_THRESHOLD, DEFAULT_WINDOW, SilenceMeter, duration_seconds
 from mm_assets.filters.base import Annotator, Block, Rows
 from mm_assets.filters.duplicates import content_digests
-from mm_assets.filters.image import DEFAULT_MIN_SIDE, image_infos, sharpness_scores
+from mm_assets.filters.image import DEFAULT_MIN_SIDE, image_infos, sharpness_measure, sharpness_scores
 from mm_assets.filters.near_duplicates import image_hashes
 from mm_assets.filters.parameters import check_names, check_whole, wrong
 from mm_assets.filters.text import count_characters, count_words, images_and_words
@@ -40,6 +40,11 @@ def _columns(prefix: str, rows: str, **types: str) -> tuple[UserColumn, ...]:
     return tuple(UserColumn(name=prefix + name, source="", type=kind, rows=rows) for name, kind in types.items())
 
 
+def _measures(prefix: str, columns: Sequence[UserColumn]) -> Mapping[str, str]:
+    """The measure of each column by its name: the name without the prefix."""
+    return {column.name: column.name.removeprefix(prefix) for column in columns}
+
+
 def _spread(
     block: Block, rows: Rows, columns: Sequence[UserColumn], values: Iterable[tuple[object, ...] | None]
 ) -> Mapping[str, pa.Array]:
@@ -59,6 +64,7 @@ class ImageSizeAnnotator(Annotator):
 
     def __init__(self, *, prefix: str = "") -> None:
         self.columns = _columns(prefix, "image", image_width="int64", image_height="int64", image_aspect_ratio="double")
+        self.measures = _measures(prefix, self.columns)
 
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Reads headers; null where that fails."""
@@ -81,6 +87,7 @@ class BlurAnnotator(Annotator):
     def __init__(self, *, min_side: int | None = DEFAULT_MIN_SIDE, prefix: str = "") -> None:
         self.min_side = None if min_side is None else check_whole("min_side", min_side, least=1)
         self.columns = _columns(prefix, "image", image_sharpness="double")
+        self.measures = {self.columns[0].name: sharpness_measure(self.min_side)}
 
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Decodes at a reduced scale; null where that fails."""
@@ -96,6 +103,7 @@ class AudioDurationAnnotator(Annotator):
 
     def __init__(self, *, prefix: str = "") -> None:
         self.columns = _columns(prefix, "audio", audio_duration_seconds="double")
+        self.measures = _measures(prefix, self.columns)
 
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Reads headers; null where that fails."""
@@ -127,6 +135,7 @@ class SilenceAnnotator(Annotator):
             audio_leading_silence_seconds="double",
             audio_trailing_silence_seconds="double",
         )
+        self.measures = {name: self.meter.measure(of) for name, of in _measures(prefix, self.columns).items()}
 
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Decodes; null where that fails."""
@@ -153,6 +162,7 @@ class VideoInfoAnnotator(Annotator):
             video_frame_rate="double",
             video_has_audio="bool",
         )
+        self.measures = _measures(prefix, self.columns)
 
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Reads headers; null where that fails, without a video stream, or without the value in the header."""
@@ -206,6 +216,7 @@ class TextLengthAnnotator(Annotator):
 
     def __init__(self, *, prefix: str = "") -> None:
         self.columns = _columns(prefix, "text", text_chars="int64", text_words="int64")
+        self.measures = _measures(prefix, self.columns)
 
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Counts code points and words; null on rows without text."""

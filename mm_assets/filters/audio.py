@@ -6,10 +6,10 @@ decoded. Silence is measured on decoded samples, a block at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from mm_assets.filters.base import Block, MeasuredRowFilter, Rows, outside
+from mm_assets.filters.base import Block, MeasuredRowFilter, Rows, Threshold, outside, thresholds_of
 from mm_assets.filters.parameters import check_choice, check_limits, check_number, some_limit, wrong
 from mm_assets.media.silence import LEVELS, Silence, measure_silence
 from mm_assets.media.sounds import probe_audio
@@ -64,6 +64,10 @@ class AudioDurationFilter(MeasuredRowFilter):
         """``below_min`` or ``above_max`` with the duration in seconds."""
         return outside(("", value, self.limits))
 
+    def thresholds(self) -> Iterator[Threshold]:
+        """Of ``audio_duration_seconds``."""
+        return thresholds_of("audio_duration_seconds", self.limits, setting="_seconds")
+
 
 class SilenceMeter:
     """Checked parameters of a measure of silence, which the filter and the annotator share.
@@ -80,6 +84,10 @@ class SilenceMeter:
             raise wrong("threshold_dbfs", f"is {threshold_dbfs!r}, expected at most 0, the level of full scale")
         self.level = check_choice("level", level, LEVELS)
         self.window_seconds = check_number("window_seconds", window_seconds, least=_SHORTEST_WINDOW)
+
+    def measure(self, name: str) -> str:
+        """What `Threshold.measure` calls one of its numbers: with other parameters it is another measure."""
+        return f"{name}, {self.level} below {self.threshold_dbfs:g} dBFS in {self.window_seconds:g} s"
 
     def __call__(self, block: Block, rows: Rows) -> list[Silence | None]:
         """The silence in each row's audio; None where there is none or it cannot be decoded."""
@@ -138,3 +146,11 @@ class AudioSilenceFilter(MeasuredRowFilter):
             ("leading_", value.leading_seconds, self.leading),
             ("trailing_", value.trailing_seconds, self.trailing),
         )
+
+    def thresholds(self) -> Iterator[Threshold]:
+        """Of ``audio_silence`` and of the seconds at both ends, measured with its parameters."""
+        measure = self.meter.measure
+        yield from thresholds_of(measure("audio_silence"), self.silence, setting="_silence", reason="silence_")
+        for end, limits in (("leading", self.leading), ("trailing", self.trailing)):
+            name = measure(f"audio_{end}_silence_seconds")
+            yield from thresholds_of(name, limits, setting=f"_{end}_seconds", reason=f"{end}_")

@@ -7,11 +7,12 @@ that need the same measure share one computation. `apply` decides what is droppe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from itertools import compress
-from typing import Any, ClassVar, Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +32,49 @@ __all__ = [
     "MeasuredRowFilter",
     "Rows",
     "Scope",
+    "Threshold",
     "outside",
+    "thresholds_of",
 ]
 
 _T = TypeVar("_T")
 
 Rows = npt.NDArray[np.int64]  # indices of rows of a block, ascending
 Scope = Literal["row", "sample"]
+Side = Literal["at_least", "at_most"]
+
+
+class Threshold(NamedTuple):
+    """A limit that a filter applies to a measure, so that others can show it and count what another would keep.
+
+    Attributes:
+        measure: the measure; an annotator that takes the same one names it so in `Annotator.measures`.
+        setting: the parameter of the filter that sets it.
+        value: the limit, in the unit of the measure.
+        keeps: the side of it that is kept, the limit included.
+        reason: of the rows that are dropped by it, whose `Drop.value` is the measure.
+    """
+
+    measure: str
+    setting: str
+    value: float
+    keeps: Side
+    reason: str
+
+
+def thresholds_of(measure: str, limits: Limits, *, setting: str = "", reason: str = "") -> Iterator[Threshold]:
+    """The thresholds that two limits are.
+
+    Args:
+        measure: of what.
+        limits: those that are None give none.
+        setting: suffix of the parameters' names, as in `check_limits`.
+        reason: what the reason of a drop starts with, as in `outside`.
+    """
+    if limits.least is not None:
+        yield Threshold(measure, f"min{setting}", float(limits.least), "at_least", f"{reason}below_min")
+    if limits.most is not None:
+        yield Threshold(measure, f"max{setting}", float(limits.most), "at_most", f"{reason}above_max")
 
 
 class Block:
@@ -190,12 +227,14 @@ class Annotator(ABC):
         version: of your own, where you say yourself when its output changes; empty: whenever its module's source does.
         columns: what it adds, in order.
         needs_content: it reads the rows' bytes; others run before content is fetched.
+        measures: the measure that a column holds, by the column's name, where a filter limits the same one.
     """
 
     name: str = ""
     version: str = ""
     columns: tuple[UserColumn, ...] = ()
     needs_content: bool = False
+    measures: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
@@ -226,6 +265,10 @@ class Filter(ABC):
     @abstractmethod
     def judge(self, block: Block) -> Iterable[Drop]:
         """Names the rows to drop, in any order; of several for one row, the first counts."""
+
+    def thresholds(self) -> Iterable[Threshold]:
+        """The limits that it applies, for those who look at its drops; none by default."""
+        return ()
 
 
 class MeasuredRowFilter(Filter):

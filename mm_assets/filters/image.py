@@ -6,15 +6,23 @@ as they are decoded for training. Of a file with several frames the first counts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from mm_assets.filters.base import Block, MeasuredRowFilter, Rows, outside
+from mm_assets.filters.base import Block, MeasuredRowFilter, Rows, Threshold, outside, thresholds_of
 from mm_assets.filters.parameters import Limits, check_limits, check_number, check_whole, some_limit
 from mm_assets.filters.sharpness import sharpness
 from mm_assets.media.images import ImageInfo, probe_image
 
-__all__ = ["DEFAULT_MIN_SIDE", "AspectRatioFilter", "BlurFilter", "ImageSizeFilter", "image_infos", "sharpness_scores"]
+__all__ = [
+    "DEFAULT_MIN_SIDE",
+    "AspectRatioFilter",
+    "BlurFilter",
+    "ImageSizeFilter",
+    "image_infos",
+    "sharpness_measure",
+    "sharpness_scores",
+]
 
 DEFAULT_MIN_SIDE = 256  # pixels; about the input of an image encoder, so blur below its resolution does not count
 
@@ -28,6 +36,11 @@ def sharpness_scores(block: Block, rows: Rows, *, min_side: int | None) -> list[
     """The sharpness of each row's image (see `mm_assets.filters.sharpness`); None where it cannot be decoded."""
     score: Callable[[memoryview], float] = partial(sharpness, min_side=min_side)
     return block.measure(("sharpness", min_side), rows, score, threaded=True)
+
+
+def sharpness_measure(min_side: int | None) -> str:
+    """What `Threshold.measure` calls these scores: those of another scale are another measure."""
+    return f"image_sharpness, min_side {min_side}"
 
 
 class AspectRatioFilter(MeasuredRowFilter):
@@ -53,6 +66,10 @@ class AspectRatioFilter(MeasuredRowFilter):
         """``below_min`` or ``above_max`` with the ratio."""
         width, height = value.upright_size
         return outside(("", width / height, self.limits))
+
+    def thresholds(self) -> Iterator[Threshold]:
+        """Of ``image_aspect_ratio``."""
+        return thresholds_of("image_aspect_ratio", self.limits)
 
 
 class ImageSizeFilter(MeasuredRowFilter):
@@ -91,6 +108,11 @@ class ImageSizeFilter(MeasuredRowFilter):
         width, height = value.upright_size
         return outside(("width_", width, self.width), ("height_", height, self.height))
 
+    def thresholds(self) -> Iterator[Threshold]:
+        """Of ``image_width`` and ``image_height``."""
+        yield from thresholds_of("image_width", self.width, setting="_width", reason="width_")
+        yield from thresholds_of("image_height", self.height, setting="_height", reason="height_")
+
 
 class BlurFilter(MeasuredRowFilter):
     """Keeps images that are sharp enough: variance of the Laplacian at least `min`.
@@ -118,3 +140,7 @@ class BlurFilter(MeasuredRowFilter):
     def verdict(self, value: float) -> tuple[str, float] | None:
         """``below_min`` with the score."""
         return outside(("", value, self.limits))
+
+    def thresholds(self) -> Iterator[Threshold]:
+        """Of `sharpness_measure`."""
+        return thresholds_of(sharpness_measure(self.min_side), self.limits)

@@ -6,7 +6,7 @@ are counted by Arrow over whole columns; no bytes of media are needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.filters.base import Block, Filter
+from mm_assets.filters.base import Block, Filter, Threshold, thresholds_of
 from mm_assets.filters.parameters import (
     Limits,
     check_choice,
@@ -111,6 +111,12 @@ class TextLengthFilter(Filter):
                 for index, reason in limits.reasons(counts):
                     yield Drop(int(rows[index]), f"{name}_{reason}", float(counts[index]))
 
+    def thresholds(self) -> Iterator[Threshold]:
+        """Of ``text_chars`` and ``text_words``, or of their sums over a sample."""
+        over = " of the sample" if self.scope == "sample" else ""
+        for name, limits in (("chars", self.chars), ("words", self.words)):
+            yield from thresholds_of(f"text_{name}{over}", limits, setting=f"_{name}", reason=f"{name}_")
+
     def _count(self, block: Block, count: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Rows to name in a drop, and the count that decides each."""
         if self.scope == "sample":
@@ -143,3 +149,8 @@ class ImageToTextRatioFilter(Filter):
         starts = block.sample_starts
         for sample, reason in self.limits.reasons(ratios):
             yield Drop(int(starts[sample]), reason, float(ratios[sample]))
+
+    def thresholds(self) -> Iterator[Threshold]:
+        """Of a measure of its own: the annotator's counts are those before any filter."""
+        limits = self.limits._replace(least=self.limits.least or None)  # no ratio is below 0
+        return thresholds_of("image_to_text_ratio of the rows that are left", limits)

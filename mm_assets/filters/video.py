@@ -6,9 +6,9 @@ without them the first block with video raises `MissingExtraError`, and no row i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from mm_assets.filters.base import Block, MeasuredRowFilter, Rows, outside
+from mm_assets.filters.base import Block, MeasuredRowFilter, Rows, Threshold, outside, thresholds_of
 from mm_assets.filters.parameters import Limits, check_flag, check_limits, check_whole, some_limit
 from mm_assets.media.video import VideoInfo, probe_video
 
@@ -93,3 +93,9 @@ class VideoDurationFilter(MeasuredRowFilter):
             ("height_", value.height, self.height),
         )
         return ("no_audio", None) if found is None and self.require_audio and not value.has_audio else found
+
+    def thresholds(self) -> Iterator[Threshold]:
+        """Of the columns of the annotator ``video_info``."""
+        yield from thresholds_of("video_duration_seconds", self.seconds, setting="_seconds")
+        for name, limits in (("frame_rate", self.frame_rate), ("width", self.width), ("height", self.height)):
+            yield from thresholds_of(f"video_{name}", limits, setting=f"_{name}", reason=f"{name}_")

@@ -250,6 +250,8 @@ class StoredIds(SampleIds):
             wanted = text.encode()
         except UnicodeEncodeError:
             return []  # a lone surrogate cannot be in a file
+        if not wanted:
+            return list(range(start, stop))
         found: list[int] = []
         for first in range(start, stop, ITERATION_BLOCK):
             last = min(first + ITERATION_BLOCK, stop)

@@ -45,6 +45,7 @@ from mm_assets.pipeline.store import (
     digest_fault,
     size_fault,
 )
+from mm_assets.pipeline.version_facts import note_facts, surplus_facts
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.storage.store import Snapshot, Store
 
@@ -52,6 +53,7 @@ __all__ = [
     "CleanReport",
     "ManifestReport",
     "build_manifest",
+    "catalog_statements",
     "clean",
     "current_manifest",
     "missing_streams",
@@ -266,6 +268,7 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
     digest = hashlib.sha256(content).hexdigest()
     if content != newest.content or not store.exists(f"manifests/{digest}.json"):
         store.write_bytes(f"manifests/{digest}.json", content)
+    note_facts(dataset, digest, schema, {key: registered.partitions[key] for key in listed})
     catalog = _catalog(dataset).encode()
     if store.found_bytes("catalog.sql") != catalog:
         store.write_bytes("catalog.sql", catalog)
@@ -455,15 +458,24 @@ def _catalog(dataset: DatasetStore) -> str:
     )
 
 
+def catalog_statements(dataset: DatasetStore) -> dict[str, str]:
+    """The statements that make the catalog's views, in order, by the view's name, and two others by what they set.
+
+    Views of tables that no run has made yet are left out. The variable `root` has to be `DatasetStore.duckdb_path("")`.
+
+    Raises:
+        SourceError: a folder could not be listed.
+    """
+    views = {view: statement for view, statement in _views().items() if dataset.store.sizes(view)}
+    return {"one shape": _ONE_SHAPE, **views, "any shape": _ANY_SHAPE}
+
+
 def sql_connection(dataset: DatasetStore) -> Any:
     """A DuckDB connection with the catalog's views, those of tables that no run has made yet left out."""
     connection = dataset.duckdb()
     connection.execute("set variable root = ?", [dataset.duckdb_path("")])
-    connection.execute(_ONE_SHAPE)
-    for view, statement in _views().items():
-        if dataset.store.sizes(view):
-            connection.execute(statement)
-    connection.execute(_ANY_SHAPE)
+    for statement in catalog_statements(dataset).values():
+        connection.execute(statement)
     return connection
 
 
@@ -516,6 +528,9 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
                 store.delete(name)
         doomed += unneeded
     doomed += manifests[keep:]
+    facts = surplus_facts(dataset, manifests[:keep])
+    doomed += facts
+    sizes |= facts
     markers = store.sizes(PUBLISHED.name)
     for name in (name for key, names in present.names.items() if key not in registered for name in names):
         doomed.append(name)

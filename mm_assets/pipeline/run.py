@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -266,6 +267,7 @@ class Run:
         counts: Mapping[str, int],
         notes: Iterable[str] = (),
         kept: Iterable[Kept] = (),
+        limits: Mapping[str, Any] | None = None,
         packed: Mapping[str, str] | None = None,
         checked: PackedFiles | None = None,
         seconds: float | None = None,
@@ -276,6 +278,7 @@ class Run:
             counts: rows, bytes, rejects and the like.
             notes: what a person should know about the stage's work.
             kept: faults that keep nothing from being published.
+            limits: as of a `StageRecord`.
             packed: format to the packed file made from the present rows.
             checked: those files, where the checks of several formats share them.
             seconds: wall clock of the work; by default that since the stage began.
@@ -293,6 +296,7 @@ class Run:
             outcomes=outcomes,
             notes=(*notes, *self._own_notes()),
             kept=tuple(kept),
+            limits=limits or {},
         )
         self.work.write_record(self.stage, record)
         self.work.clear_failure()

@@ -180,7 +180,7 @@ def filtered_rows(work: PartitionWork) -> StageResult:
     """
     with Run(work, FILTERED_ROWS) as run:
         counts, notes = _filter(run, run.samples(MATERIALIZED_ROWS))
-        return run.finish(counts=counts, notes=notes)
+        return run.finish(counts=counts, notes=notes, limits=_limits(work.spec))
 
 
 def streamed_rows(work: PartitionWork, at: Callable[[Stage], object] = lambda _: None) -> dict[Stage, StageResult]:
@@ -211,7 +211,7 @@ def streamed_rows(work: PartitionWork, at: Callable[[Stage], object] = lambda _:
             at(FILTERED_ROWS)
             table = MATERIALIZED_ROWS.tables[0].name
             run.inputs[table] = above.published[table].sha256
-            results[FILTERED_ROWS] = run.finish(counts=counts, notes=notes)
+            results[FILTERED_ROWS] = run.finish(counts=counts, notes=notes, limits=_limits(work.spec))
         return results
 
 
@@ -261,6 +261,22 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
         }
         notes = (*stream.notes, *_media_notes(judge, spec), *_unplaced_notes(judge, stream.counts, run))
         return counts, notes
+
+
+def _limits(spec: DatasetSpec) -> dict[str, Any]:
+    """The limits that the filters apply, and the measures that the annotators' columns hold; as in the record."""
+    thresholds = [
+        {"filter": judge.name, "scope": judge.scope, **threshold._asdict()}
+        for judge in spec.build_filters()
+        for threshold in judge.thresholds()
+    ]
+    measures = [
+        {"column": column, "measure": measure}
+        for annotator in spec.build_annotators()
+        for column, measure in annotator.measures.items()
+    ]
+    found = {"thresholds": thresholds, "measures": measures}
+    return {name: value for name, value in found.items() if value}
 
 
 def _identities(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

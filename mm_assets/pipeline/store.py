@@ -118,6 +118,7 @@ class StageRecord:
         outcomes: results of the checks on these files, stored with the first violation and without descriptions.
         notes: remarks on the stage's work for people, one sentence each.
         kept: faults that keep nothing from being published.
+        limits: of filtered rows `thresholds` (filter, scope, parts of a `Threshold`) and `measures` (of columns).
     """
 
     stage: str
@@ -129,6 +130,7 @@ class StageRecord:
     outcomes: tuple[Outcome, ...] = ()
     notes: tuple[str, ...] = ()
     kept: tuple[Kept, ...] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored below its stage in the partition's file."""
@@ -141,6 +143,8 @@ class StageRecord:
             value["notes"] = list(self.notes)
         if self.kept:
             value["kept"] = [asdict(k) | {"origin": k.origin._asdict()} for k in self.kept]
+        if self.limits:
+            value["limits"] = dict(self.limits)
         return value
 
     @classmethod
@@ -161,6 +165,7 @@ class StageRecord:
                 outcomes=tuple(map(Outcome.from_json, value["outcomes"])),
                 notes=tuple(value.get("notes", ())),
                 kept=tuple(Kept(**{**k, "origin": Origin(**k["origin"])}) for k in value.get("kept", ())),
+                limits=dict(value.get("limits", {})),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise SchemaMismatchError(f"{where}: {stage}: not a stage record: {error!r}") from error

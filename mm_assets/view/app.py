@@ -153,7 +153,9 @@ def build_app(backend: Backend, *, token: str, hosts: Iterable[str] = (), routes
         HTTPException: _http_error,
         Exception: _bug,
     }
-    app = Starlette(routes=[*own, *routes], exception_handlers=handlers)
+    from mm_assets.view.explore_routes import explore_routes  # which uses what is above
+
+    app = Starlette(routes=[*own, *explore_routes(backend), *routes], exception_handlers=handlers)
     app.state.viewer = Viewer(backend)
     return Guard(app, token=token, hosts=hosts)
 
@@ -282,15 +284,14 @@ async def _sample(request: Request) -> Response:
         items = viewer.items(part, backend, index)
         suffix = f"?part={_quoted(part)}&" if part else "?"
         version = backend.identity(index)
-        shown = [
-            _item_json(item, f"/media/{index}/{place}", f"{suffix}v={version}") for place, item in enumerate(items)
-        ]
+        shown = [item_json(item, f"/media/{index}/{place}", f"{suffix}v={version}") for place, item in enumerate(items)]
         return {"index": index, "id": backend.sample_id(index)[:MAX_ID], "count": backend.count(), "items": shown}
 
     return Json(await viewer.run(work))
 
 
-def _item_json(item: Item, base: str, suffix: str) -> dict[str, Any]:
+def item_json(item: Item, base: str, suffix: str) -> dict[str, Any]:
+    """An item for the page; its media are at `base`, with the query `suffix`."""
     return {
         "name": item.name,
         "kind": item.kind,

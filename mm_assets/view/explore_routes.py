@@ -1,0 +1,265 @@
+"""The routes of the exploring pages: each takes its parameters apart, asks the `Explorer`, and answers with JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from mm_assets.display import Item
+from mm_assets.view.backends.base import Backend, NoSampleError, Picture, fingerprint
+from mm_assets.view.byte_ranges import range_response
+from mm_assets.view.explorer import PAGE, Explorer, explorer_of
+from mm_assets.view.media_types import served_type
+
+__all__ = ["explore_routes"]
+
+T = TypeVar("T")
+
+MAX_TEXT = 64 << 10  # characters of a parameter
+_MOST = 10**18
+_CONTENT = ("partition", "sample_id", "position", "modality", "shard", "member", "byte_offset")
+
+
+def explore_routes(backend: Backend) -> list[BaseRoute]:
+    """The routes; those of anything but a dataset say that there is nothing to explore."""
+    explorer = explorer_of(backend)
+    about = Route("/api/explore", partial(_about, explorer))
+    if explorer is None:
+        return [about]
+    gets: dict[str, Callable[[Explorer, Request], Any]] = {
+        "relations": lambda e, r: e.relations(),
+        "locate": lambda e, r: e.locate(_text(r, "partition"), _text(r, "sample_id")),
+        "totals": lambda e, r: e.totals(),
+        "drops": lambda e, r: e.drops(_text(r, "reason"), _text(r, "partition"), _text(r, "after")),
+        "losses": lambda e, r: e.losses(
+            _text(r, "stage"), _text(r, "reason"), _text(r, "partition"), _text(r, "after")
+        ),
+        "scores": lambda e, r: e.scores(),
+        "histogram": lambda e, r: e.histogram(_text(r, "score"), _whole(r, "bins", 60, 400), _text(r, "partition")),
+        "kept": lambda e, r: e.kept(
+            _text(r, "score"), _float(r, "at_least"), _float(r, "at_most"), _text(r, "partition")
+        ),
+        "versions": lambda e, r: e.versions(),
+        "diff": lambda e, r: e.diff(_text(r, "old"), _text(r, "new"), _whole(r, "offset", 0, _MOST)),
+        "diff/samples": lambda e, r: e.diff_samples(
+            _text(r, "old"), _text(r, "new"), _text(r, "partition"), _whole(r, "offset", 0, _MOST)
+        ),
+        "origin": _origin,
+        "at": lambda e, r: e.at(_text(r, "shard"), _text(r, "member"), _optional(r, "byte")),
+        "checksum": lambda e, r: e.checksum(_place(r)),
+        "item": _item,
+    }
+    return [
+        about,
+        *(Route(f"/api/explore/{name}", partial(_answer, explorer, work)) for name, work in gets.items()),
+        Route("/api/explore/select", partial(_select, explorer)),
+        Route("/api/explore/sql", partial(_sql, explorer), methods=["POST"]),
+        Route("/api/explore/cancel", partial(_cancel, explorer), methods=["POST"]),
+        Route("/explore/thumbnail", partial(_thumbnail, explorer)),
+        Route("/explore/media/{name}", partial(_media, explorer)),
+    ]
+
+
+async def _run(threads: Executor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+async def _about(explorer: Explorer | None, _request: Request) -> Response:
+    return JSONResponse({"available": explorer is not None})
+
+
+async def _answer(explorer: Explorer, work: Callable[[Explorer, Request], Any], request: Request) -> Response:
+    return _json(await _run(explorer.threads, partial(work, explorer, request)))
+
+
+def _json(value: Any) -> Response:
+    # Numbers that JSON does not have become null: a measure may be infinite.
+    return Response(json.dumps(_finite(value), ensure_ascii=False), media_type="application/json")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+def _text(request: Request, name: str) -> str:
+    text = request.query_params.get(name, "")
+    if len(text) > MAX_TEXT:
+        raise HTTPException(400, f"`{name}` has {len(text):,} characters, expected at most {MAX_TEXT:,}.")
+    return text
+
+
+def _whole(request: Request, name: str, default: int, most: int) -> int:
+    found = _optional(request, name, most)
+    return default if found is None else found
+
+
+def _optional(request: Request, name: str, most: int = _MOST) -> int | None:
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18) or int(text) > most:
+        raise HTTPException(400, f"`{name}` is {text[:40]!r}, expected a whole number from 0 to {most}.")
+    return int(text)
+
+
+def _float(request: Request, name: str) -> float | None:
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise HTTPException(400, f"`{name}` is {text[:40]!r}, expected a number.")
+    return value
+
+
+def _place(request: Request) -> dict[str, Any]:
+    """The row or member that a request names."""
+    found: dict[str, Any] = {name: _text(request, name) for name in ("partition", "sample_id", "modality")}
+    position = _text(request, "position")
+    if not re.fullmatch(r"-?\d{1,10}", position, re.ASCII) and not _text(request, "member"):
+        raise HTTPException(400, f"`position` is {position[:40]!r}, expected a whole number.")
+    if member := _text(request, "member"):
+        found |= {"member": member, "shard": _text(request, "shard"), "byte_offset": _optional(request, "byte_offset")}
+    else:
+        found["position"] = int(position)
+    return found
+
+
+def _query_of(request: Request) -> str:
+    """The parameters of a place as the query of another URL."""
+    from urllib.parse import urlencode
+
+    return urlencode({name: request.query_params[name] for name in _CONTENT if name in request.query_params})
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    try:
+        found = json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"The request is not JSON: {error}.") from error
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise HTTPException(400, "The request is not an object of texts.")
+    return found
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+
+async def _sql(explorer: Explorer, request: Request) -> Response:
+    body = await _body(request)
+    sql, key = body.get("sql", ""), body.get("id", "")[:64]
+    running = asyncio.ensure_future(_run(explorer.query_threads, partial(explorer.query, sql, key)))
+    while not running.done():
+        await asyncio.wait([running], timeout=0.5)
+        if not running.done() and key and await request.is_disconnected():  # the page has been left
+            explorer.cancel(key)
+    return _json(running.result())
+
+
+async def _cancel(explorer: Explorer, request: Request) -> Response:
+    return _json(explorer.cancel((await _body(request)).get("id", "")[:64]))
+
+
+async def _select(explorer: Explorer, request: Request) -> Response:
+    viewer = request.app.state.viewer
+    limit = max(_whole(request, "limit", PAGE, 200), 1)
+
+    def work() -> dict[str, Any]:
+        answer, cards = explorer.select(
+            _text(request, "relation") or "filtered_rows",
+            _text(request, "where"),
+            _text(request, "order"),
+            _text(request, "direction") or "asc",
+            _whole(request, "offset", 0, _MOST),
+            limit,
+        )
+        entries = [{**viewer.entry_json(entry, part), "part": part} for part, entry in cards]
+        return {**answer, "entries": entries}
+
+    return _json(await _run(explorer.query_threads, work))
+
+
+def _origin(explorer: Explorer, request: Request) -> dict[str, Any]:
+    sample_id, part = _text(request, "sample_id"), _text(request, "part")
+    index = _optional(request, "n")
+    partition = explorer.partition_of(part, index or 0) if index is not None else part.partition("/")[0]
+    if not partition:
+        raise NoSampleError("the partition of the sample is not known")
+    return explorer.origin(partition, sample_id)
+
+
+def _item(explorer: Explorer, request: Request) -> dict[str, Any]:
+    from mm_assets.view.app import item_json
+
+    return item_json(explorer.item(_place(request)), "/explore/media", f"?{_query_of(request)}")
+
+
+async def _thumbnail(explorer: Explorer, request: Request) -> Response:
+    viewer, place = request.app.state.viewer, _place(request)
+    shards = explorer.dataset.partitions().get(place["partition"])
+    identity = fingerprint("explore", *sorted(place.items()), None if shards is None else shards.fingerprints)
+
+    def picture() -> Picture:
+        return _picture(identity, partial(explorer.item, place))
+
+    headers = {"etag": f'"{identity}"', "cache-control": "private, max-age=3600"}
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    made = await asyncio.wrap_future(viewer.thumbnails.get(identity, picture))
+    if made is None:
+        return Response(status_code=204, headers=headers)
+    return Response(made, headers=headers, media_type="image/jpeg")
+
+
+def _picture(identity: str, item: Callable[[], Item]) -> Picture:
+    return Picture(identity=identity, items=(item,))
+
+
+async def _media(explorer: Explorer, request: Request) -> Response:
+    place, name = _place(request), request.path_params["name"]
+
+    def work() -> tuple[int, Callable[[int, int], bytes], str]:
+        item = explorer.item(place)
+        media = next((one for one in item.media if one.name == name), None)
+        made = media.make() if media is not None and media.make is not None else None
+        if media is not None and made is not None:
+            return len(made), lambda offset, size: made[offset : offset + size], media.content_type
+        if media is None or media.read is None or media.size is None:
+            raise NoSampleError("the content has no such media")
+        return media.size, media.read, media.content_type
+
+    size, read, kind = await _run(explorer.threads, work)
+    content_type, extra = served_type(kind)
+    tag = hashlib.sha256(json.dumps([sorted(place.items()), name, size], default=str).encode()).hexdigest()[:32]
+    return range_response(
+        request.headers,
+        size=size,
+        read=read,
+        etag=tag,
+        content_type=content_type,
+        executor=explorer.threads,
+        extra={**extra, "cache-control": "no-cache"},
+        is_head=request.method == "HEAD",
+    )

@@ -1,0 +1,372 @@
+"""What the exploring pages ask about the dataset that is looked at; answers as JSON, without a request in sight."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from itertools import accumulate
+from typing import Any
+
+from mm_assets.display import Content, Item, content_item
+from mm_assets.errors import ConfigError
+from mm_assets.pipeline import drops as dropped
+from mm_assets.pipeline import origin as places
+from mm_assets.pipeline import scores as measures
+from mm_assets.pipeline import versions as history
+from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, ROWS
+from mm_assets.pipeline.sandbox import QueryError, Sandbox, dataset_sandbox
+from mm_assets.pipeline.store import DatasetStore
+from mm_assets.storage.urls import is_local
+from mm_assets.view.backends.base import Backend, Entry, NoSampleError
+from mm_assets.view.backends.folder import FolderBackend, open_dataset_store
+
+__all__ = ["Explorer", "explorer_of"]
+
+THREADS = 3  # beside those that read samples, which a slow answer must not hold
+QUERIES = 2  # at a time; further ones wait, and hold no thread
+_LISTING_SECONDS = 10.0  # for which a list of relations is used again
+_CANCELLED = 64  # queries that were cancelled before they began
+PAGE = 50
+MAX_DIFF_PARTITIONS = 20  # that one request compares
+MAX_OPEN_ROWS = 32  # whose content is asked for in pieces
+MAX_HELD_BYTES = 96 << 20  # of what cannot be read in pieces
+_DIFFS = 4
+_MANIFEST = re.compile(r"(.+?)/(?:manifests/[0-9a-f]{64}|manifest)\.json")
+_COLUMN_ORDER = ("asc", "desc")
+_ROW_TABLES = tuple(stage.tables[0].name for stage in (ROWS, MATERIALIZED_ROWS, FILTERED_ROWS))
+
+
+def explorer_of(backend: Backend) -> Explorer | None:
+    """The explorer of what is looked at, or None where it is not a dataset's folder, or a local manifest in one."""
+    if isinstance(backend, FolderBackend):
+        spec = backend.dataset.spec
+        # Without its declaration, what the folder is opened with is all that is known of its shards' storage.
+        return Explorer(DatasetStore(spec.replace(storage_options=spec.root_options)), backend)
+    manifest = _MANIFEST.fullmatch(backend.title)
+    if manifest is None or not is_local(manifest[1]):
+        return None
+    try:
+        dataset = open_dataset_store(manifest[1])
+        return Explorer(dataset, backend) if dataset.store.exists("shards.json") else None
+    except ConfigError:  # a manifest may be in any folder
+        return None
+
+
+class Explorer:
+    """Versions, drops, scores, origins and SQL of one dataset; safe for several threads.
+
+    Args:
+        dataset: the dataset's folder.
+        backend: what is looked at.
+
+    Attributes:
+        dataset: the same.
+        threads: where its answers are made.
+        query_threads: where queries are waited for.
+    """
+
+    def __init__(self, dataset: DatasetStore, backend: Backend) -> None:
+        self.dataset = dataset
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="explore")
+        self.query_threads = ThreadPoolExecutor(QUERIES, thread_name_prefix="queries")
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._sandbox: tuple[float, Sandbox] | None = None
+        self._cancelled: deque[str] = deque(maxlen=_CANCELLED)
+        self._diffs: OrderedDict[tuple[str, str], history.VersionDiff] = OrderedDict()
+        self._rows: OrderedDict[tuple[Any, ...], places.Found] = OrderedDict()
+
+    def close(self) -> None:
+        """Ends queries and threads."""
+        for threads in (self.threads, self.query_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+        if self._sandbox is not None:
+            self._sandbox[1].close()
+        with self._lock:
+            self._rows.clear()
+
+    # --- SQL ----------------------------------------------------------------------------------------------------------
+
+    def sandbox(self) -> Sandbox:
+        """The sandbox over the tables that there are, as they were listed some seconds ago at most."""
+        with self._lock:
+            known = self._sandbox
+        if known is None or time.monotonic() - known[0] > _LISTING_SECONDS:
+            made = dataset_sandbox(self.dataset)
+            with self._lock:
+                # Another one only where a run has made further tables: running queries are found in the first.
+                is_same = self._sandbox is not None and self._sandbox[1].names == made.names
+                known = (time.monotonic(), self._sandbox[1] if self._sandbox is not None and is_same else made)
+                self._sandbox = known
+        return known[1]
+
+    def relations(self) -> dict[str, Any]:
+        """The relations and their columns."""
+        return {"relations": [asdict(relation) for relation in self.sandbox().relations()]}
+
+    def query(self, sql: str, key: str) -> dict[str, Any]:
+        """The result of a query, or why there is none and where in its text."""
+        with self._lock:
+            if key and key in self._cancelled:
+                return {"error": "cancelled", "line": None, "column": None}
+        try:
+            return self.sandbox().run(sql, key=key or None).to_json()
+        except QueryError as error:
+            return {"error": error.message, "line": error.line, "column": error.column}
+
+    def cancel(self, key: str) -> dict[str, Any]:
+        """Ends a query, or keeps it from beginning; whether it was running."""
+        with self._lock:
+            if key:
+                self._cancelled.append(key)
+            known = self._sandbox
+        return {"cancelled": known is not None and known[1].cancel(key)}
+
+    def select(
+        self, relation: str, where: str, order: str, direction: str, offset: int, limit: int
+    ) -> tuple[dict[str, Any], Sequence[tuple[str, Entry]]]:
+        """Samples with a row that meets a condition, ordered by a column, and the cards of those that are packed.
+
+        `limit` and `offset` count rows, of which a page may have several of one sample.
+
+        Raises:
+            ConfigError: there is no such relation, or the direction is not one.
+        """
+        sandbox = self.sandbox()
+        if relation not in sandbox.names or not relation.isidentifier():
+            raise ConfigError("arguments", "relation", f"{relation!r} is none of {', '.join(sandbox.names)}")
+        if direction not in _COLUMN_ORDER:
+            raise ConfigError("arguments", "direction", f"found {direction!r}, expected asc or desc")
+        column = '"' + order.replace('"', '""') + '"' if order else "null"
+        head = f'select partition, sample_id, {column} as value from "{relation}"'
+        # Of each row and without groups: DuckDB then holds the rows of this page and not the samples of the dataset.
+        conditions = [f"(\n{where}\n)"] if where.strip() else []
+        conditions += [f"{column} is not null"] if order else []
+        if not conditions and relation in _ROW_TABLES:
+            conditions = ["position = -1"]  # the metadata row, of which each sample has one
+        condition = f"\nwhere {' and '.join(conditions)}" if conditions else ""
+        end = f"\norder by value {direction}, partition, sample_id" if order else ""
+        try:
+            found = sandbox.run(f"{head}{condition}{end} limit {limit + 1} offset {offset}", max_rows=limit + 1)
+        except QueryError as error:
+            line = None if error.line is None else error.line - 2
+            in_condition = line is not None and 1 <= line <= where.count("\n") + 1
+            place = {"line": line, "column": error.column} if in_condition else {"line": None, "column": None}
+            return {"error": error.message, **place}, ()
+        by_sample: dict[tuple[Any, Any], tuple[Any, ...]] = {}
+        for row in found.rows[:limit]:
+            by_sample.setdefault((row[0], row[1]), row)
+        rows = list(by_sample.values())
+        cards = self._cards([(str(row[0]), str(row[1])) for row in rows])
+        answer = {
+            "rows": [{"partition": row[0], "sample_id": row[1], "value": row[2]} for row in rows],
+            "next": offset + limit if len(found.rows) > limit else None,
+        }
+        return answer, cards
+
+    def _cards(self, samples: Sequence[tuple[str, str]]) -> list[tuple[str, Entry]]:
+        """The cards of samples by their partition, in the order given; one that is not packed says so."""
+        found: list[tuple[str, Entry]] = []
+        for partition, sample_id in samples:
+            place = self.locate(partition, sample_id)
+            if place["n"] is None:
+                found.append(("", Entry(index=-1, id=sample_id, note=f"not packed; of partition {partition}")))
+                continue
+            part, index = place["part"], place["n"]
+            backend = self._backend.partition(part) if part else self._backend
+            found.append((part, backend.entries([index])[0]))
+        return found
+
+    # --- places -------------------------------------------------------------------------------------------------------
+
+    def locate(self, partition: str, sample_id: str) -> dict[str, Any]:
+        """Where the viewer shows a sample: the partition and its number in it, or in the whole; else no number."""
+        if partition and isinstance(self._backend, FolderBackend):
+            try:
+                index = self._backend.partition(partition).index_of(sample_id)
+            except NoSampleError:
+                index = None
+            return {"part": partition, "n": index}
+        return {"part": "", "n": self._backend.index_of(sample_id)}
+
+    def partition_of(self, part: str, index: int) -> str | None:
+        """The partition of a sample that is shown, by the partition that is chosen or the order of the manifest."""
+        if part:
+            return part.partition("/")[0]
+        try:
+            is_manifest = _MANIFEST.fullmatch(self._backend.title) is not None
+            shown = history.find_version(self.dataset, self._backend.title if is_manifest else "newest")
+        except ConfigError:
+            return None
+        keys = list(shown.partitions)
+        for key, end in zip(keys, accumulate(shown.partitions[key].num_samples for key in keys), strict=True):
+            if index < end:
+                return key
+        return None
+
+    def origin(self, partition: str, sample_id: str) -> dict[str, Any]:
+        """The rows of a sample, and the packed files of its partition."""
+        rows = places.origins(self.dataset, partition, sample_id)
+        files = {
+            name: file.to_json()
+            for stage, record in self.dataset.records(partition).items()
+            if stage.packed_format is not None
+            for name, file in record.files.items()
+        }
+        return {"partition": partition, "sample_id": sample_id, "rows": [r.to_json() for r in rows], "packed": files}
+
+    def at(self, shard: str, member: str, byte: int | None) -> dict[str, Any]:
+        """The rows whose content is at a place in a shard."""
+        found = []
+        keys = places.partitions_of(self.dataset, shard) if shard else []
+        for key in keys[:MAX_DIFF_PARTITIONS]:
+            found += places.samples_at(self.dataset, key, shard=shard, member=member or None, byte=byte)
+        return {"partitions": keys, "rows": [row.to_json() for row in found]}
+
+    def content(self, of: Mapping[str, Any]) -> places.Found:
+        """The content of a row, or of a member that became none; the last few stay open.
+
+        Raises:
+            NoSampleError: there is no such row or member.
+        """
+        key = tuple(sorted((name, str(value)) for name, value in of.items()))
+        with self._lock:
+            found = self._rows.get(key)
+            if found is not None:
+                self._rows.move_to_end(key)
+        if found is None:
+            found = self._content(of)
+            with self._lock:
+                self._rows[key] = found
+                held = sum(one.num_held for one in self._rows.values())
+                while len(self._rows) > MAX_OPEN_ROWS or (held > MAX_HELD_BYTES and len(self._rows) > 1):
+                    held -= self._rows.popitem(last=False)[1].num_held
+        return found
+
+    def _content(self, of: Mapping[str, Any]) -> places.Found:
+        partition = of["partition"]
+        if of.get("member"):
+            found = places.member_content(
+                self.dataset, partition, shard=of["shard"], member=of["member"], byte_offset=of.get("byte_offset")
+            )
+        else:
+            found = places.row_content(self.dataset, partition, of["sample_id"], of["position"], of["modality"])
+        if found is None:
+            raise NoSampleError(f"partition {partition!r} has no such row or member")
+        # Another request may still read it when it is no longer among the last few.
+        weakref.finalize(found.read, found.close)
+        return found
+
+    def item(self, of: Mapping[str, Any]) -> Item:
+        """What people see of that content; errors as `content`."""
+        found = self.content(of)
+        name = str(of.get("member") or of.get("modality") or "content")
+        return content_item(name, Content(found.size, found.read), found.content_type)
+
+    def checksum(self, of: Mapping[str, Any]) -> dict[str, Any]:
+        """The checksums of that content as it is read now; errors as `content`."""
+        return places.checksums(self.content(of))
+
+    # --- losses and scores --------------------------------------------------------------------------------------------
+
+    def totals(self) -> dict[str, Any]:
+        """What was lost or has a fault, by stage and reason."""
+        found = dropped.totals(self.dataset)
+        return {"totals": [{**_loss_json(total.example), "count": total.count} for total in found]}
+
+    def drops(self, reason: str, partition: str, after: str) -> dict[str, Any]:
+        """A page of dropped rows."""
+        page = dropped.drops(self.dataset, reason=reason or None, partition=partition or None, after=after, limit=PAGE)
+        return {"drops": [item.to_json() for item in page.items], "after": page.after}
+
+    def losses(self, stage: str, reason: str, partition: str, after: str) -> dict[str, Any]:
+        """A page of other losses."""
+        page = dropped.other_losses(
+            self.dataset, stage=stage, reason=reason, partition=partition or None, after=after, limit=PAGE
+        )
+        return {"losses": [item.to_json() for item in page.items], "after": page.after}
+
+    def scores(self) -> dict[str, Any]:
+        """The measures with their limits."""
+        return {"scores": [score.to_json() for score in measures.scores(self.dataset)]}
+
+    def histogram(self, name: str, bins: int, partition: str) -> dict[str, Any]:
+        """The histogram of a measure."""
+        return measures.histogram(self.dataset, name, bins=bins, partition=partition or None).to_json()
+
+    def kept(self, name: str, at_least: float | None, at_most: float | None, partition: str) -> dict[str, Any]:
+        """What other limits would keep."""
+        return asdict(
+            measures.kept_by(self.dataset, name, at_least=at_least, at_most=at_most, partition=partition or None)
+        )
+
+    # --- versions -----------------------------------------------------------------------------------------------------
+
+    def versions(self) -> dict[str, Any]:
+        """The versions, the newest first."""
+        return {"versions": [asdict(version) for version in history.list_versions(self.dataset)]}
+
+    def _diff(self, old: str, new: str) -> history.VersionDiff:
+        found = history.find_version(self.dataset, _named(old)), history.find_version(self.dataset, _named(new))
+        key = found[0].digest, found[1].digest
+        with self._lock:
+            known = self._diffs.get(key)
+        if known is None:
+            known = history.diff(self.dataset, *found)
+            with self._lock:
+                self._diffs[key] = known
+                while len(self._diffs) > _DIFFS:
+                    self._diffs.popitem(last=False)
+        return known
+
+    def diff(self, old: str, new: str, offset: int) -> dict[str, Any]:
+        """Some of the partitions that differ between two versions, and what is true of both as a whole."""
+        found = self._diff(old, new)
+        keys = found.keys[offset : offset + MAX_DIFF_PARTITIONS]
+        left = offset + len(keys) < len(found.keys)
+        return {
+            "old": found.old.digest,
+            "new": found.new.digest,
+            "num_old": found.old.num_samples,
+            "num_new": found.new.num_samples,
+            "settings": found.settings,
+            "unchanged": found.unchanged,
+            "total": len(found.keys),
+            "partitions": [asdict(found.partition(key)) for key in keys],
+            "next": offset + len(keys) if left else None,
+        }
+
+    def diff_samples(self, old: str, new: str, partition: str, offset: int) -> dict[str, Any]:
+        """A page of the samples of one partition that differ.
+
+        Raises:
+            ConfigError: the partition does not differ.
+        """
+        found = self._diff(old, new)
+        if partition not in found.keys:
+            raise ConfigError("arguments", "partition", f"{partition!r} does not differ between these versions")
+        samples = list(found.samples(partition, offset=offset, limit=PAGE + 1))
+        more = len(samples) > PAGE
+        return {"samples": [asdict(sample) for sample in samples[:PAGE]], "next": offset + PAGE if more else None}
+
+
+def _named(version: str) -> str:
+    """A name or digest of a version: a path in a request never reaches the file system.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not re.fullmatch(r"[0-9a-z]{1,64}", version):
+        raise ConfigError("arguments", "version", f"found {version[:80]!r}, expected newest, previous or a digest")
+    return version
+
+
+def _loss_json(loss: Any) -> dict[str, Any]:
+    found: dict[str, Any] = loss.to_json()
+    return found
