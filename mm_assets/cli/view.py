@@ -39,9 +39,9 @@ def command(
     from mm_assets.view import build_app, open_backend, serve
     from mm_assets.view.server import bind, url_of
 
+    backend = open_backend(sources, storage_options=_parsed(options), allowed=allowed)
     sock = bind(host, port)
     token = secrets.token_urlsafe(24)
-    backend = open_backend(sources, storage_options=_parsed(options), allowed=allowed)
     url = url_of(sock, host, token)
     echo(url)
     sys.stdout.flush()

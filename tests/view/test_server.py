@@ -1,7 +1,9 @@
 """Where the server listens, and the URL that it is opened by."""
 
 import pytest
+from click.testing import CliRunner
 
+from mm_assets.cli.main import main
 from mm_assets.errors import ConfigError
 from mm_assets.view.server import bind, url_of
 
@@ -30,3 +32,19 @@ def test_a_port_that_is_taken_is_an_error_with_advice() -> None:
         bind("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(ConfigError, match="--host"):
         bind("203.0.113.7", 0)  # an address for documentation, of no machine
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--storage-options", "{anon}", "x.tar"], "--storage-options: is not JSON"),
+        (["--storage-options", "[1]", "x.tar"], "--storage-options: is not an object"),
+        (["--port", "70000", "x.tar"], "70000"),
+        ([], "Missing argument"),
+    ],
+)
+def test_wrong_options_are_refused_with_code_2(arguments: list[str], said: str) -> None:
+    """A wrong option is said in a line before anything is opened."""
+    result = CliRunner().invoke(main, ["view", *arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr
