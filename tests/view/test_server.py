@@ -37,8 +37,10 @@ def test_a_port_that_is_taken_is_an_error_with_advice() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--storage-options", "{anon}", "x.tar"], "--storage-options: is not JSON"),
-        (["--storage-options", "[1]", "x.tar"], "--storage-options: is not an object"),
+        (["--storage-options", "{anon: secret}", "x.tar"], "--storage-options: is neither"),
+        (["--storage-options", "secret", "x.tar"], "--storage-options: is neither"),
+        (["--storage-options", "key=[secret", "x.tar"], "--storage-options: is neither"),
+        (["--storage-options", "a=1", "--storage-options", "a.b=secret", "x.tar"], "--storage-options: is neither"),
         (["--port", "70000", "x.tar"], "70000"),
         ([], "Missing argument"),
     ],
@@ -48,3 +50,22 @@ def test_wrong_options_are_refused_with_code_2(arguments: list[str], said: str) 
     result = CliRunner().invoke(main, ["view", *arguments])
     assert result.exit_code == 2
     assert said in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_storage_options_reach_the_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of JSON and KEY=VALUE are joined, dots nest, and values have their types."""
+    import mm_assets.view
+
+    given: list[object] = []
+
+    def opened(sources: tuple[str, ...], **options: object) -> None:
+        given.append((sources, options["storage_options"]))
+        raise ConfigError("arguments", "X", "is only looked at")
+
+    monkeypatch.setattr(mm_assets.view, "open_backend", opened)
+    options = ['{"key": "a"}', "anon=true", "client_kwargs.endpoint_url=http://localhost:1"]
+    arguments = [word for option in options for word in ("--storage-options", option)]
+    CliRunner().invoke(main, ["view", *arguments, "s3://b/x.tar"])
+    expected = {"key": "a", "anon": True, "client_kwargs": {"endpoint_url": "http://localhost:1"}}
+    assert given == [(("s3://b/x.tar",), expected)]
