@@ -268,12 +268,14 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
     digest = hashlib.sha256(content).hexdigest()
     if content != newest.content or not store.exists(f"manifests/{digest}.json"):
         store.write_bytes(f"manifests/{digest}.json", content)
-    note_facts(dataset, digest, schema, {key: registered.partitions[key] for key in listed})
     catalog = _catalog(dataset).encode()
     if store.found_bytes("catalog.sql") != catalog:
         store.write_bytes("catalog.sql", catalog)
     store.replace(newest, content)
-    present.cache.store(Listed(digest=digest, state=_state(present), looked_at=looked_at))
+    state, last = _state(present), present.cache.manifest
+    if last is None or (last.digest, last.state) != (digest, state):  # else they have been noted
+        note_facts(dataset, digest, schema, {key: registered.partitions[key] for key in listed})
+    present.cache.store(Listed(digest=digest, state=state, looked_at=looked_at))
     return ManifestReport(
         digest=digest,
         manifest=manifest,

@@ -69,11 +69,9 @@ def note_facts(dataset: DatasetStore, digest: str, schema: DatasetSchema, partit
             "partitions": {key: _shards_digest(partition) for key, partition in sorted(partitions.items())},
         }
     )
-    name = facts_name(digest)
-    if dataset.store.found_bytes(name) != content:
-        # Another process that writes it at this moment has made the same version. A full disk failed the manifest.
-        with suppress(SourceError):
-            dataset.store.write_bytes(name, content, durable=False)
+    # Another process that writes it at this moment has made the same version. A full disk failed the manifest.
+    with suppress(SourceError):
+        dataset.store.write_bytes(facts_name(digest), content, durable=False)
 
 
 def read_facts(dataset: DatasetStore, digest: str) -> VersionFacts | None:

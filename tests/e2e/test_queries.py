@@ -181,7 +181,28 @@ def test_a_greedy_query_ends(folder: Path, sql: str) -> None:
         impatient.run(sql)
     assert time.monotonic() - began < 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2_000_000  # KiB, of the largest process so far
+
+
+GREEDY_ALL = """
+import resource, sys
+from mm_assets.pipeline.sandbox import QueryError, dataset_sandbox
+from mm_assets.view.backends.folder import open_dataset_store
+sandbox = dataset_sandbox(open_dataset_store(sys.argv[1]), seconds=2)
+for sql in sys.argv[2:]:
+    try:
+        sandbox.run(sql)
+    except QueryError:
+        pass
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not limit the memory of a process")
+def test_no_query_takes_more_memory_than_it_may(folder: Path) -> None:
+    """The largest process of all greedy queries is below two gigabytes."""
+    command = [sys.executable, "-c", GREEDY_ALL, str(folder / "root" / "data"), *GREEDY]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert 20_000 < int(done.stdout) < 2_000_000  # KiB
 
 
 def test_a_running_query_can_be_cancelled(sandbox: Sandbox) -> None:

@@ -167,3 +167,19 @@ def test_a_measure_of_other_parameters_is_another_measure() -> None:
     assert same not in BlurAnnotator(min_side=128).measures.values()
     sizes = {t.measure for t in ImageSizeFilter(min_width=1, max_height=2).thresholds()}
     assert sizes <= set(ImageSizeAnnotator(prefix="x_").measures.values())
+
+
+def test_values_of_several_orders_of_magnitude_have_bins_of_equal_ratio(tmp_path: Path) -> None:
+    """Each value is in its bin, zero in a first one of its own, and the bins join."""
+    lengths = (1, 2, 7, 40, 300, 5000)
+    members: dict[str, object] = {f"{n}.txt": "x" * n for n in lengths} | {f"{n}.json": {"n": n} for n in lengths}
+    spec = declare(tmp_path / "root", make_shard(tmp_path / "in" / "a.tar", members))
+    dataset, _ = run_chain(spec)
+    found = histogram(dataset, "text_chars", bins=10)
+    assert (found.is_log, found.num_kept, found.low, found.high) == (True, 6, 1, 5000)
+    assert all(one.high == other.low for one, other in zip(found.bins, found.bins[1:], strict=False))
+    ratios = [b.high / b.low for b in found.bins]
+    assert max(ratios) == pytest.approx(min(ratios))
+    for bin_ in found.bins:
+        last = bin_ is found.bins[-1]
+        assert bin_.kept == sum(bin_.low <= n < bin_.high or (last and n == found.high) for n in lengths)
