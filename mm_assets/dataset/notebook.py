@@ -23,6 +23,7 @@ __all__ = ["ShownSample", "dataset_html", "items_of"]
 
 _NUM_SAMPLES = 4  # that the page of a dataset shows
 _MAX_COUNTED = 200_000  # samples whose presence is counted for it
+_MAX_OPENED = 16  # files that are opened to count it
 _THUMBNAIL = 160
 _WORDS = 120  # characters of a text in a table's cell
 
@@ -89,7 +90,7 @@ def _field_words(field: object) -> str:
 
 
 def _presence(dataset: Dataset, name: str) -> str:
-    if len(dataset) > _MAX_COUNTED:
+    if len(dataset) > _MAX_COUNTED or len(dataset.files) > _MAX_OPENED:
         return "not counted"
     try:
         return f"{int(dataset.presence(name).sum()):,}"

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from mm_assets.display.content import content_item
 from mm_assets.display.html import sample_html
-from mm_assets.display.item import Content, Item, Media, absent_item
+from mm_assets.display.item import KINDS, MAX_DATA, Content, Item, Media, absent_item
 from mm_assets.display.links import linked
 from mm_assets.display.thumbnails import thumbnail
 from mm_assets.display.values import column_item, value_item
 
 __all__ = [
+    "KINDS",
+    "MAX_DATA",
     "Content",
     "Item",
     "Media",

@@ -16,6 +16,7 @@ from typing import Any
 from mm_assets.errors import MediaError
 
 __all__ = [
+    "KINDS",
     "MAX_DATA",
     "MAX_TEXT",
     "MAX_WHOLE",
@@ -35,6 +36,8 @@ __all__ = [
     "unreadable_item",
 ]
 
+KINDS: tuple[str, ...] = ("text", "json", "scalar", "tokens", "array", "series", "image", "images", "depth", "audio")
+KINDS += ("video", "midi", "document", "page", "absent", "unreadable")
 MAX_DATA = 256 << 10  # bytes of an item's data as JSON
 MAX_TEXT = 100_000  # characters of a text that is shown
 MAX_WHOLE = 64 << 20  # bytes that are held at once for a look at them
@@ -102,8 +105,7 @@ class Item:
 
     Attributes:
         name: of the modality, member or column.
-        kind: how it is shown: text, image, images, audio, video, document, page, tokens, depth, series, midi, json,
-            scalar, array, absent or unreadable.
+        kind: how it is shown, one of `KINDS`.
         facts: name to value, for people.
         data: JSON of the kind, at most `MAX_DATA`.
         media: what is fetched separately.

@@ -113,32 +113,42 @@ def _interleaved(item: Item, items: Sequence[Item]) -> Item:
     pairs = list(zip(texts, images, strict=False))[:_MAX_BLOCKS]
     if any((text is None) == (image is None) for text, image in pairs):
         return item
-    pictures = _pictures(items)
+    pictures = _Pictures(items)
     blocks: list[dict[str, Any]] = []
     for position, (text, image) in enumerate(pairs):
         if text is not None:
             blocks.append({"position": position, "kind": "text", "data": {"text": str(text)}})
             continue
-        named = pictures.get(str(image)) or next(pictures["iterator"], None)
-        blocks.append({"position": position, "kind": "picture", "label": str(image)[:200], "picture": named})
+        label = str(image)[:200]
+        blocks.append({"position": position, "kind": "picture", "label": label, "picture": pictures.find(label)})
     facts = {**item.facts, "texts": f"{sum(text is not None for text, _ in pairs):,}"}
     facts["images"] = f"{sum(image is not None for _, image in pairs):,}"
     rest = {key: one for key, one in value.items() if key not in ("texts", "images")}
     return replace(item, kind="document", facts=facts, data={"blocks": blocks, "value": rest})
 
 
-def _pictures(items: Sequence[Item]) -> dict[str, Any]:
-    """Where each picture of a sample is, by its member's name; all in order as ``iterator``, for lists of no names."""
-    in_order: list[dict[str, str]] = []
-    by_name: dict[str, Any] = {}
-    for item in items:
-        if item.kind == "image":
-            in_order.append({"item": item.name, "media": "image"})
-            by_name[item.name] = in_order[-1]
-            by_name[item.name.rsplit("/", 1)[-1]] = in_order[-1]
-        elif item.kind == "images":
-            in_order += [{"item": item.name, "media": one["media"]} for one in item.data["frames"] if one["media"]]
-    return {**by_name, "iterator": iter(in_order)}
+class _Pictures:
+    """The pictures of a sample: by the name of their member, whole or without the sample's key; else in order."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        in_order: list[dict[str, str]] = []
+        self._by_name: dict[str, dict[str, str]] = {}
+        for item in items:
+            if item.kind == "image":
+                in_order.append({"item": item.name, "media": "image"})
+                self._by_name[item.name.rsplit("/", 1)[-1]] = in_order[-1]
+            elif item.kind == "images":
+                in_order += [{"item": item.name, "media": one["media"]} for one in item.data["frames"] if one["media"]]
+        self._left = iter(in_order)
+
+    def find(self, label: str) -> dict[str, str] | None:
+        """The picture that a document names, or the next one."""
+        name = label.rsplit("/", 1)[-1]
+        while name:
+            if name in self._by_name:
+                return self._by_name[name]
+            name = name.partition(".")[2]
+        return next(self._left, None)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

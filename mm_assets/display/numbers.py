@@ -66,8 +66,9 @@ def _is_measured(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 def _heat_map(values: npt.NDArray[Any], low: float, high: float, *, holes: bool = True) -> bytes:
     """A PNG of colours; clear where nothing was measured."""
-    step = max(1, -(-max(values.shape) // _MAX_MAP_SIDE))
-    small = np.asarray(values[::step, ::step])
+    # A map keeps its shape; a plane of an array, which may be a thousand times as high as wide, its shorter side.
+    steps = [-(-(max(values.shape) if holes else side) // _MAX_MAP_SIDE) for side in values.shape]
+    small = np.asarray(values[:: max(1, steps[0]), :: max(1, steps[1])])
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = (small.astype(np.float64) - low) / ((high - low) or 1.0)
     index = np.nan_to_num(np.clip(scaled, 0, 1) * 255, nan=0.0).astype(np.uint8)

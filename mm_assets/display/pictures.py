@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_FRAMES", "frames_item", "image_item", "jpeg_of", "picture_of", "png_of", "thumbnail_of_image"]
 
-MAX_PIXELS = 40_000_000  # that are decoded: 120 MB of RGB
+MAX_PIXELS = 50_000_000  # that are decoded: 150 MB of RGB; telephones take pictures of 48 million
 MAX_JPEG_PIXELS = 400_000_000  # of a JPEG for its thumbnail, which is decoded at an eighth of its sides
 MAX_SHOWN_PIXELS = 100_000_000  # of a file that a browser decodes by itself
 MAX_FRAMES = 200  # of a sequence, an animation or a document

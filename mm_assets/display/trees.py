@@ -18,7 +18,7 @@ from mm_assets.summaries import summarize
 
 __all__ = ["bounded", "json_item", "text_item", "text_of_bytes", "tree_item"]
 
-MAX_PARSED = 16 << 20  # bytes of JSON that are parsed
+MAX_PARSED = 8 << 20  # bytes of JSON that are parsed
 MAX_DEPTH = 24
 MAX_CHILDREN = 1000  # of one list or object
 MAX_STRING = 20_000  # characters of one string in a tree

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from decimal import Decimal
 from functools import singledispatch
 from typing import Any
 
@@ -44,10 +47,14 @@ from mm_assets.fields.shown import (
     ShownValue,
     StoredBytes,
 )
-from mm_assets.media.content_types import Buffer
+from mm_assets.media.content_types import Buffer, content_type_of_name
 from mm_assets.media.subtitles import TimedSegment
 
 __all__ = ["column_item", "value_item"]
+
+_LEAST_ARRAY = 8  # numbers of a list that is shown as an array
+_MOST_AXES = 4
+_MOST_FILE_KEYS = 4
 
 
 def value_item(name: str, field: Field, payload: Content, metadata: Buffer = b"") -> Item:
@@ -148,8 +155,8 @@ def _(shown: ShownPages, name: str, payload: Content) -> Item:
 @_show.register
 def _(shown: ShownList, name: str, payload: Content) -> Item:
     items = [(position, _shown_item(one, name, content)) for position, content, one in shown.items[:MAX_FRAMES]]
-    facts = {"items": f"{len(shown.items):,}", "bytes": human_bytes(payload.size)}
-    note = f"Shown are the first {MAX_FRAMES} of {len(shown.items):,}." if len(shown.items) > MAX_FRAMES else ""
+    facts = {"items": f"{shown.count:,}", "bytes": human_bytes(payload.size)}
+    note = f"Shown are the first {MAX_FRAMES} of {shown.count:,}." if shown.count > MAX_FRAMES else ""
     kinds = {item.kind for _, item in items}
     if "image" in kinds and kinds <= {"image", "unreadable"}:
         return frames_item(name, items, facts=facts, note=note)
@@ -235,7 +242,35 @@ def _(value: TimeSeries, name: str) -> Item:
 def _(value: Any, name: str) -> Item:
     if value and all(isinstance(one, TimedSegment) for one in value):
         return timed_item(name, value)
+    array = _array_of(value) if len(value) >= _LEAST_ARRAY else None
+    return tree_item(name, value) if array is None else array_item(name, array)
+
+
+def _array_of(value: Any) -> np.ndarray[Any, Any] | None:
+    """The array that a list of numbers, or of equally long lists of them, is; None for any other list."""
+    if not isinstance(value[0], int | float | list):
+        return None
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError, TypeError):  # lists of several lengths, or integers of any length
+        return None
+    return array if array.dtype.kind in "iuf" and array.ndim <= _MOST_AXES else None
+
+
+@_of_value.register(Mapping)
+def _(value: Any, name: str) -> Item:
+    data, path = value.get("bytes"), value.get("path")
+    if isinstance(data, Buffer) and len(value) <= _MOST_FILE_KEYS:  # a file in a table, as Hugging Face's datasets have
+        return file_item(name, Content.of(data), content_type_of_name(str(path or name)), trusted=False)
     return tree_item(name, value)
+
+
+@_of_value.register(datetime.date)
+@_of_value.register(datetime.time)
+@_of_value.register(datetime.timedelta)
+@_of_value.register(Decimal)
+def _(value: object, name: str) -> Item:
+    return Item(name=name, kind="scalar", data={"value": None, "text": str(value)[:200]})
 
 
 def scalar_item(name: str, value: object) -> Item:

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from mm_assets.errors import EncodeError, FormatError
+from mm_assets.errors import EncodeError, FormatError, MediaError
 from mm_assets.fields.base import (
     JSON,
+    PAYLOAD,
     Encoded,
     Field,
     Item,
@@ -29,6 +30,8 @@ from mm_assets.summaries import describe
 __all__ = ["SequenceField"]
 
 _MAX_POSITION = 2**31 - 1  # positions are int32, as in the row table
+_MAX_SHOWN = 500  # items that people are shown
+_MAX_SHOWN_TABLES = 8 << 20  # bytes of positions, offsets and records that are read for that
 
 
 @dataclass(frozen=True)
@@ -182,13 +185,15 @@ class SequenceField(Field):
 
     def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownList:
         """Each item as its field shows it, without reading any but those that it reads."""
-        return ShownList(items=list(self._shown_items(metadata, stored)))
-
-    def _shown_items(self, metadata: Buffer, stored: StoredBytes) -> Iterator[tuple[int, StoredBytes, Shown]]:
         num_items, size = self._unpack_record(metadata)[0], self.inner.metadata_type.itemsize
-        tables = stored.read(0, min(_starts(num_items, size)[2], stored.size))
-        items = self._open(metadata, tables, size=stored.size)
-        for index in range(len(items)):
+        tables_size = _starts(num_items, size)[2]
+        if min(tables_size, stored.size) > _MAX_SHOWN_TABLES:
+            raise MediaError(PAYLOAD, f"has {num_items:,} items, too many to be listed for a look at them")
+        items = self._open(metadata, stored.read(0, min(tables_size, stored.size)), size=stored.size)
+        return ShownList(items=list(self._shown_items(items, stored)), count=len(items))
+
+    def _shown_items(self, items: _Items, stored: StoredBytes) -> Iterator[tuple[int, StoredBytes, Shown]]:
+        for index in range(min(len(items), _MAX_SHOWN)):
             position, record, start, end = items.place(index)
             content = stored.part(start, end - start)
             yield position, content, self._within(f"item {index}", self.inner.shown, record, content)

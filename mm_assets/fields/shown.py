@@ -156,10 +156,12 @@ class ShownList:
     """Values at positions.
 
     Attributes:
-        items: (position, the item's data bytes, how its field shows them) in order.
+        items: (position, the item's data bytes, how its field shows them) in order, the first ones of very many.
+        count: of all items.
     """
 
     items: Sequence[tuple[int, StoredBytes, Any]]
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

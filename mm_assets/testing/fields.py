@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,6 +24,7 @@ import pytest
 
 import mm_assets
 from mm_assets.dataset.manifest import FORMATS
+from mm_assets.display import KINDS, MAX_DATA, Content, value_item
 from mm_assets.errors import ConfigError, EncodeError, FormatError
 from mm_assets.fields import FIELD_NAMES, FIELD_TYPES, Encoded, Field, field_from_config
 
@@ -266,6 +268,15 @@ class FieldSuite:
             for broken_metadata, broken_data in itertools.islice(damaged(bytes(metadata), bytes(data)), 100):
                 with contextlib.suppress(FormatError):
                     list(self.field.facts(broken_metadata, broken_data))
+
+    def test_values_are_shown(self) -> None:
+        """What people see of each value, damaged ones too, is of a known kind and within its bounds."""
+        for value, _ in self.cases:
+            metadata, data = (bytes(part) for part in self.field.encode(value))
+            for record, content in [(metadata, data), *itertools.islice(damaged(metadata, data), 60)]:
+                item = value_item("it", self.field, Content.of(content), record)
+                assert item.kind in KINDS
+                assert len(json.dumps(dict(item.data), allow_nan=False, ensure_ascii=False).encode()) <= MAX_DATA
 
     def test_items_are_payloads_of_their_field(self) -> None:
         """The items of a sequence are payloads that its item field decodes; of any other field, the payload itself."""

@@ -1,9 +1,11 @@
 """`content_item` and `column_item`: raw bytes and plain values of every kind, and hostile ones."""
 
 import contextlib
+import datetime
 import io
 import json
 import struct
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -130,6 +132,31 @@ def test_other_images_are_made_into_pictures(kind: str, mode: str) -> None:
         small = np.asarray(picture.convert("RGB").resize((64, 48)), dtype=int)
     assert np.abs(small[4, 4] - pixels()[4, 4]).max() < 30
     assert np.abs(small[4, 60] - pixels()[4, 60]).max() < 30
+
+
+@pytest.mark.parametrize("kind", ["HEIF", "JXL"])
+def test_images_of_extra_decoders_are_made_into_pictures(kind: str) -> None:
+    """HEIC and JPEG XL are shown where their decoders are installed."""
+    target = io.BytesIO()
+    picture = Image.fromarray(pixels())
+    if kind == "HEIF":
+        pytest.importorskip("pillow_heif").from_pillow(picture).save(target)
+    else:
+        pytest.importorskip("pillow_jxl")
+        picture.save(target, kind)
+    item = item_of(target.getvalue())
+    assert (item.kind, item.data["width"]) == ("image", 64)
+    with Image.open(io.BytesIO(made_by(item, "image"))) as made:
+        assert (made.format, made.size) == ("JPEG", (64, 48))
+    assert thumbnail(item) is not None
+
+
+@pytest.mark.parametrize("mode", ["P", "1", "LA", "RGBA"])
+def test_every_kind_of_pixels_has_a_thumbnail(mode: str) -> None:
+    """Palettes, single bits and alpha become a JPEG of their colours, alpha on white."""
+    item = item_of(image_file("PNG", mode))
+    with Image.open(io.BytesIO(thumbnail(item) or b"")) as small:
+        assert (small.format, small.size) == ("JPEG", (64, 48))
 
 
 def test_orientation_is_applied() -> None:
@@ -353,6 +380,14 @@ VALUES = {
     "view": (memoryview(b"hello"), "text"),
     "array": (np.arange(3), "array"),
     "any": (object(), "json"),
+    "date": (datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), "scalar"),
+    "decimal": (Decimal("1.50"), "scalar"),
+    "embedding": ([0.5] * 20, "array"),
+    "table": ([[1, 2]] * 9, "array"),
+    "ragged": ([[1], [1, 2]] * 9, "json"),
+    "texts": (["a"] * 20, "json"),
+    "file of a table": ({"bytes": image_file(), "path": "a.jpg"}, "image"),
+    "empty file": ({"bytes": None, "path": "a.jpg"}, "json"),
     "no bytes": (b"", "text"),
 }
 

@@ -43,7 +43,7 @@ from mm_assets.fields import (
 
 from ..fields.clips import clip_file, ramp
 from ..fields.conftest import wav_file
-from .media import check_item, image_file, made_by, midi_file, pixels, shown
+from .media import check_item, frames_file, image_file, made_by, midi_file, pixels, shown
 
 SCRIPT = "<script>alert(1)</script>"
 TIMES = np.arange(50) / 10
@@ -151,6 +151,18 @@ def test_sequence_reads_only_its_tables() -> None:
     assert sum(size for _, size in reads) < 1000
 
 
+def test_very_long_sequences_are_bounded() -> None:
+    """Of many items the first are shown, with a note; a payload that claims a hundred million is not listed."""
+    field = SequenceField(TextField())
+    item = shown(field, [(number, f"line {number}") for number in range(5000)])
+    assert (len(item.data["blocks"]), item.facts["items"]) == (200, "5,000")
+    assert "5,000" in item.note
+    metadata, _ = field.encode([])
+    many = (100_000_000).to_bytes(4, "little") + bytes(metadata[4:])
+    claimed = value_item("it", field, Content(1 << 32, lambda at, size: bytes(size)), many)
+    assert (claimed.kind, "100,000,000 items" in claimed.note) == ("unreadable", True)
+
+
 def test_own_field_is_shown_by_its_value() -> None:
     """A field that says nothing of how it is shown has its decoded value shown."""
 
@@ -247,12 +259,22 @@ def test_arrays_with_timestamps_become_series() -> None:
 
 def test_interleaved_json_is_a_document() -> None:
     """A JSON of texts and images, one at each place, is a document that shows the sample's pictures in its order."""
-    value = {"texts": ["one", None, SCRIPT], "images": [None, "a.0.png", None], "url": "x"}
-    items = linked([shown(JSONField(), value, "a.json"), content_item("a.0.png", Content.of(image_file("PNG")))])
-    blocks = items[0].data["blocks"]
-    assert [block["kind"] for block in blocks] == ["text", "picture", "text"]
-    assert blocks[1]["picture"] == {"item": "a.0.png", "media": "image"}
-    assert items[1].data["over"] == "a.json"
+    value = {"texts": ["one", None, SCRIPT, None], "images": [None, "a.1.png", None, "a.0.png"], "url": "x"}
+    for prefix in ("a.", ""):  # members by their whole name, or without the sample's key
+        pictures = [content_item(f"{prefix}{number}.png", Content.of(image_file("PNG"))) for number in range(2)]
+        items = linked([shown(JSONField(), value, "a.json"), *pictures])
+        blocks = items[0].data["blocks"]
+        assert [block["kind"] for block in blocks] == ["text", "picture", "text", "picture"]
+        assert [blocks[place]["picture"]["item"] for place in (1, 3)] == [f"{prefix}1.png", f"{prefix}0.png"]
+        assert items[1].data["over"] == "a.json"
+
+
+def test_documents_without_names_have_their_pictures_in_order() -> None:
+    """A document that names no member shows the pages of its TIFF one after the other."""
+    value = {"texts": [None, "x", None], "images": ["page_0_image_3", None, "page_1_image_9"]}
+    items = linked([shown(JSONField(), value, "a.json"), content_item("a.tiff", Content.of(frames_file("TIFF")))])
+    found = [block["picture"]["media"] for block in items[0].data["blocks"] if block["kind"] == "picture"]
+    assert found == ["frame-0", "frame-1"]
 
 
 def test_layout_of_json_lies_over_its_image() -> None:
@@ -262,6 +284,41 @@ def test_layout_of_json_lies_over_its_image() -> None:
     items = linked([content_item("a.png", Content.of(image_file("PNG"))), shown(JSONField(), form, "a.json")])
     assert items[1].data["over"] == "a.png"
     assert items[1].data["pages"][0]["boxes"][0][:5] == [0.0, 0.0, 0.5, 0.5, "q"]
+
+
+LAYOUT_KEYS = st.sampled_from(
+    [
+        "form",
+        "words",
+        "texts",
+        "images",
+        "box",
+        "text",
+        "label",
+        "linking",
+        "id",
+        "start",
+        "end",
+        "word",
+        "segments",
+        "x",
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(LAYOUT_KEYS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(value=st.dictionaries(LAYOUT_KEYS, JSON, max_size=4))
+def test_any_json_is_linked(value: dict[str, object]) -> None:
+    """JSON that only resembles a layout, a document or word times has no relation, and raises nothing."""
+    content = Content.of(json.dumps(value).encode())
+    items = [content_item("a.json", content), shown(*CASES["image"][:2]), shown(*CASES["samples"][:2], name="sound")]
+    for item in linked(items):
+        check_item(item)
 
 
 @pytest.mark.parametrize(

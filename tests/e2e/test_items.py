@@ -148,3 +148,18 @@ def test_sound_plays_with_its_waveform(packed: Path) -> None:
         sound.locator(".mm-timeline").focus()
         page.keyboard.press("PageDown")
         until(page, "Math.abs(document.querySelector('section[data-name=audio] audio').currentTime - 0.1) < 0.02")
+
+
+def test_notes_are_heard(packed: Path) -> None:
+    """The notes of a MIDI file play as tones, and the playhead of the piano roll moves with them."""
+    with opened(packed, 0) as page:
+        notes = page.locator("section[data-name=MIDI]")
+        notes.get_by_role("button", name="Play the notes").click()
+        position = (
+            "Number(document.querySelector('section[data-name=MIDI] .mm-timeline').getAttribute('aria-valuenow'))"
+        )
+        until(page, f"{position} > 0.3")
+        notes.get_by_role("button", name="Play the notes").click()
+        stopped = page.evaluate(position)
+        page.wait_for_timeout(300)
+        assert page.evaluate(position) == stopped

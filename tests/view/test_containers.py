@@ -68,7 +68,7 @@ def test_the_number_of_samples_becomes_known(tmp_path: Path) -> None:
 
     path = write_tar(tmp_path / "x.tar", {f"{n:05}.txt": b"x" for n in range(3000)})
     backend = ContainerBackend([SourceFile(str(path))], str(path))
-    assert backend.page(0, 10).total is None
+    assert len(backend.page(0, 10).entries) == 10
     ends = time.monotonic() + 60
     while backend.count() is None and time.monotonic() < ends:
         time.sleep(0.01)

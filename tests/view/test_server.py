@@ -1,7 +1,9 @@
 """Where the server listens, and the URL that it is opened by."""
 
 import pytest
+from click.testing import CliRunner
 
+from mm_assets.cli.main import main
 from mm_assets.errors import ConfigError
 from mm_assets.view.server import bind, url_of
 
@@ -30,3 +32,40 @@ def test_a_port_that_is_taken_is_an_error_with_advice() -> None:
         bind("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(ConfigError, match="--host"):
         bind("203.0.113.7", 0)  # an address for documentation, of no machine
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--storage-options", "{anon: secret}", "x.tar"], "--storage-options: is neither"),
+        (["--storage-options", "secret", "x.tar"], "--storage-options: is neither"),
+        (["--storage-options", "key=[secret", "x.tar"], "--storage-options: is neither"),
+        (["--storage-options", "a=1", "--storage-options", "a.b=secret", "x.tar"], "--storage-options: is neither"),
+        (["--port", "70000", "x.tar"], "70000"),
+        ([], "Missing argument"),
+    ],
+)
+def test_wrong_options_are_refused_with_code_2(arguments: list[str], said: str) -> None:
+    """A wrong option is said in a line before anything is opened."""
+    result = CliRunner().invoke(main, ["view", *arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_storage_options_reach_the_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of JSON and KEY=VALUE are joined, dots nest, and values have their types."""
+    import mm_assets.view
+
+    given: list[object] = []
+
+    def opened(sources: tuple[str, ...], **options: object) -> None:
+        given.append((sources, options["storage_options"]))
+        raise ConfigError("arguments", "X", "is only looked at")
+
+    monkeypatch.setattr(mm_assets.view, "open_backend", opened)
+    options = ['{"key": "a"}', "anon=true", "client_kwargs.endpoint_url=http://localhost:1"]
+    arguments = [word for option in options for word in ("--storage-options", option)]
+    CliRunner().invoke(main, ["view", *arguments, "s3://b/x.tar"])
+    expected = {"key": "a", "anon": True, "client_kwargs": {"endpoint_url": "http://localhost:1"}}
+    assert given == [(("s3://b/x.tar",), expected)]

@@ -238,6 +238,53 @@ export function drawPlot(item, context, { axis = null } = {}) {
   return root;
 }
 
+function notePlayer(item, context) {
+  // Plain tones, a quarter of a second ahead of the clock: enough to hear whether the notes are the right ones.
+  const { notes, duration } = item.data;
+  let audio = null, timer = 0, begun = 0, from = 0, next = 0;
+  const now = () => (timer ? from + audio.currentTime - begun : from);
+  const stop = () => {
+    if (!timer) return;
+    from = now();
+    clearInterval(timer);
+    timer = 0;
+    audio.close();
+    play.textContent = "▶";
+  };
+  const sound = ([onset, length, pitch, velocity]) => {
+    const [tone, gain] = [audio.createOscillator(), audio.createGain()];
+    const start = begun + Math.max(onset, from) - from;
+    const end = start + clamp(length, 0.05, 8);
+    tone.type = "triangle";
+    tone.frequency.value = 440 * 2 ** ((pitch - 69) / 12);
+    gain.gain.setValueAtTime(0, start);
+    gain.gain.linearRampToValueAtTime(0.12 * (velocity / 127), start + 0.01);
+    gain.gain.setTargetAtTime(0, end - 0.03, 0.03);
+    tone.connect(gain).connect(audio.destination);
+    tone.start(start);
+    tone.stop(end + 0.2);
+  };
+  const step = () => {
+    const at = now();
+    if (!play.isConnected || at >= duration) { stop(); from = 0; return; }
+    while (next < notes.length && notes[next][0] < at + 0.25) { if (notes[next][4] !== 9) sound(notes[next]); next += 1; } // percussion has no pitch
+    say(context.clock, "time", { seconds: at, name: item.name });
+  };
+  const start = () => {
+    audio = new AudioContext();
+    begun = audio.currentTime + 0.05;
+    next = notes.findIndex(([onset]) => onset >= from);
+    if (next < 0) next = notes.length;
+    timer = setInterval(step, 40);
+    play.textContent = "❚❚";
+    say(context.clock, "play", { player: play });
+  };
+  const play = button("▶", "Play the notes as plain tones", () => (timer ? stop() : start()));
+  context.clock?.addEventListener("play", (event) => { if (event.detail.player !== play) stop(); });
+  context.clock?.addEventListener("seek", (event) => { const plays = timer !== 0; stop(); from = clamp(event.detail.seconds, 0, duration); if (plays) start(); });
+  return element("div", { class: "mm-bar" }, play, "plain tones");
+}
+
 export function drawNotes(item, context) {
   const { notes, duration, lowest, highest } = item.data;
   const span = duration || 1;
@@ -276,5 +323,5 @@ export function drawNotes(item, context) {
     if (at < scroller.scrollLeft || at > scroller.scrollLeft + scroller.clientWidth) scroller.scrollLeft = at - 40;
   });
   const file = urlOf(item, "file");
-  return [scroller, table, file ? element("a", { href: file, download: `${item.name}.mid`.replace(/\.midi?\.mid$/i, ".mid"), class: "mm-hint" }, "Download the MIDI file") : null];
+  return [scroller, notes.length ? notePlayer(item, context) : null, table, file ? element("a", { href: file, download: `${item.name}.mid`.replace(/\.midi?\.mid$/i, ".mid"), class: "mm-hint" }, "Download the MIDI file") : null];
 }
