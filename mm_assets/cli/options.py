@@ -247,6 +247,8 @@ def parsed_settings(settings: Iterable[str], *, option: str = "--set") -> dict[s
         *outer, last = path.strip().split(".")
         if not equals or not all((*outer, last)):
             detail = f"found {_masked_setting(setting)!r}, expected KEY=VALUE such as on_damaged_shard=salvage"
+            if option == "--storage-options":  # it may be a secret without its name
+                detail = "found a text without =, expected KEY=VALUE such as anon=true, or a JSON object"
             raise ConfigError("arguments", option, detail)
         if option == "--set" and path.strip() in _OPTION_OF:
             raise ConfigError("arguments", "--set", f"found {path.strip()!r}: use {_OPTION_OF[path.strip()]}")

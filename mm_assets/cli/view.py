@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import suppress
-from typing import Any
 
 import click
 
-from mm_assets.cli.options import field_option
+from mm_assets.cli.options import field_option, parsed_options, storage_option
 from mm_assets.cli.output import echo
-from mm_assets.errors import ConfigError
 
 
 @click.command()
@@ -21,13 +18,7 @@ from mm_assets.errors import ConfigError
 @click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Another name of this machine in URLs.")
 @click.option("--open/--no-open", "opens", default=False, help="Open the page in the default browser.")
-@click.option(
-    "--storage-options",
-    "options",
-    multiple=True,
-    metavar="JSON|KEY=VALUE",
-    help="Arguments for the file system of URLs; may be given again.",
-)
+@storage_option
 @click.option("--allow", "allowed", multiple=True, metavar="PREFIX", help="Where a table's rows may name files.")
 @field_option
 def command(
@@ -36,7 +27,7 @@ def command(
     port: int,
     hosts: tuple[str, ...],
     opens: bool,
-    options: tuple[str, ...],
+    storage_options: tuple[str, ...],
     allowed: tuple[str, ...],
 ) -> None:
     """Look at samples in a browser: packed files, a manifest, a dataset's folder, or shards that are not packed."""
@@ -45,7 +36,7 @@ def command(
     from mm_assets.view import build_app, open_backend, serve
     from mm_assets.view.server import bind, url_of
 
-    backend = open_backend(sources, storage_options=_parsed(options), allowed=allowed)
+    backend = open_backend(sources, storage_options=parsed_options(storage_options), allowed=allowed)
     sock = bind(host, port)
     token = secrets.token_urlsafe(24)
     url = url_of(sock, host, token)
@@ -60,31 +51,3 @@ def command(
         serve(app, sock)
     sys.stdout.flush()
     os._exit(0)  # a thread may be waiting for a remote file, and there is nothing to save
-
-
-def _parsed(options: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of a file system, as objects of JSON or as ``key=value``; dots nest keys, and values are YAML.
-
-    Raises:
-        ConfigError: a text is neither; it is not repeated, as it may hold a secret.
-    """
-    import yaml
-
-    found: dict[str, Any] = {}
-    for text in options:
-        path, equals, value = text.partition("=")
-        try:
-            if text.lstrip().startswith("{"):
-                found |= json.loads(text)
-                continue
-            *outer, last = path.split(".")
-            if not equals or not all((*outer, last)):
-                raise ValueError
-            inner = found
-            for name in outer:
-                inner = inner.setdefault(name, {})
-            inner[last] = yaml.safe_load(value)
-        except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):  # which quote what they found
-            detail = 'is neither an object of JSON, such as {"anon": true}, nor KEY=VALUE'
-            raise ConfigError("arguments", "--storage-options", detail) from None
-    return found

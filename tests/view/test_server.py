@@ -37,10 +37,10 @@ def test_a_port_that_is_taken_is_an_error_with_advice() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--storage-options", "{anon: secret}", "x.tar"], "--storage-options: is neither"),
-        (["--storage-options", "secret", "x.tar"], "--storage-options: is neither"),
-        (["--storage-options", "key=[secret", "x.tar"], "--storage-options: is neither"),
-        (["--storage-options", "a=1", "--storage-options", "a.b=secret", "x.tar"], "--storage-options: is neither"),
+        (["--storage-options", "{anon: secret}", "x.tar"], "--storage-options: is not JSON"),
+        (["--storage-options", "secret", "x.tar"], "--storage-options: found a text without ="),
+        (["--storage-options", "key=[secret", "x.tar"], "key: found ***, expected YAML"),
+        (["--storage-options", "a=1", "--storage-options", "a.b=secret", "x.tar"], "a.b: a is given as a whole"),
         (["--port", "70000", "x.tar"], "70000"),
         ([], "Missing argument"),
     ],
