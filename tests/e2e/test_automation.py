@@ -381,7 +381,9 @@ def _schedule_tags(instance: dg.DagsterInstance, spec: DatasetSpec, key: str) ->
     """Tags of the run that the schedule asks for first, which must be this partition's."""
     (request,) = _schedule_requests(instance, spec)
     assert request.partition_key == key
-    return {name: value for name, value in request.tags.items() if name.startswith("mm_assets/")}
+    return {
+        name: value for name, value in request.tags.items() if name.startswith(("mm_assets/", ".dagster/mm_assets."))
+    }
 
 
 @NEEDS_PROC
