@@ -57,7 +57,7 @@ def _pictured(picture: bytes | None, lines: Sequence[str]) -> dg.MarkdownMetadat
 
 
 def escaped(text: str) -> str:
-    """Text in which Markdown means nothing, and addresses are no links: a space without width is in each."""
+    """Text in which Markdown means nothing; a space without width keeps addresses from becoming links."""
     return _ADDRESS.sub("\\g<0>\u200b", text).translate(_ESCAPED)
 
 
