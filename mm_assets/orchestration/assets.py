@@ -21,6 +21,7 @@ from mm_assets.orchestration.report import (
     manifest_result,
     published_result,
     stage_result,
+    what_to_do,
 )
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import failed_before, rolled_up, rollup_of_records
@@ -51,7 +52,9 @@ def _reported(dataset: DatasetStore, stage: Stage, key: str = "") -> Iterator[No
             with suppress(MmAssetsError, OSError):  # the storage may be what failed
                 dataset.write_failure(StageFailure.of(error, stage=stage.name, partition=key))
         if isinstance(error, MmAssetsError):
-            description, metadata = f"{type(error).__name__}: {error}", _losses(dataset, key) if key else {}
+            description, metadata = f"{type(error).__name__}: {error}", {}
+            if key:
+                metadata = {**what_to_do(dataset.spec, stage, key, str(error)), **_losses(dataset, key)}
             raise dg.Failure(description=description, metadata=metadata, allow_retries=False) from error
         raise
 

@@ -19,7 +19,7 @@ from dagster import DagsterEventType
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.events import Batch, RunEvents
-from mm_assets.orchestration.observed_shards import observation_ids, shards_version
+from mm_assets.orchestration.observed_shards import observation_ids
 from mm_assets.orchestration.partitions import asset_key, code_version, load_op_name, shards_key
 from mm_assets.orchestration.patience import PAUSES, Patient, first_line, may_pass
 from mm_assets.orchestration.report import (
@@ -359,9 +359,7 @@ class Mirror:
     def _shards_tags(self, key: str) -> dict[str, str]:
         """The tags of a first stage: which observation of its shards it was made after."""
         name, seen = shards_key(self._spec).to_user_string(), self._observed.get(key)
-        registered = self._present.partitions.get(key)
-        version = shards_version({} if registered is None else registered.fingerprints)
-        digest = hashlib.sha256(version.encode()).hexdigest()
+        digest = hashlib.sha256().hexdigest()  # as Dagster's own steps: of what has partitions and no materialization
         pointer = "NULL" if seen is None else str(seen)
         return {f"{_TAG}input_data_version/{name}": digest, f"{_TAG}input_event_pointer/{name}": pointer}
 

@@ -20,13 +20,13 @@ from mm_assets.pipeline.register import Registration
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.summaries import bytes_said
 
-__all__ = ["observation_ids", "observe_shards", "shards_version"]
+__all__ = ["observation_ids", "observe_shards"]
 
 _AT_ONCE = 200  # observations in a transaction
 _VERSION = "dagster/data_version"
 
 
-def shards_version(fingerprints: Mapping[str, str]) -> str:
+def _version(fingerprints: Mapping[str, str]) -> str:
     """The data version of the shards of a partition, by the fingerprint of each: it changes when one of them does."""
     return hashlib.sha256(canonical_json(dict(fingerprints))).hexdigest()
 
@@ -61,7 +61,7 @@ def _observation(spec: DatasetSpec, partition: Partition) -> dg.AssetObservation
             "bytes/shards": size,
             **({} if link is None else {"viewer": dg.MetadataValue.url(link)}),
         },
-        tags={_VERSION: shards_version(partition.fingerprints)},
+        tags={_VERSION: _version(partition.fingerprints)},
     )
 
 

@@ -49,6 +49,7 @@ __all__ = [
     "stage_metadata",
     "stage_result",
     "stage_version",
+    "what_to_do",
 ]
 
 if TYPE_CHECKING:
@@ -261,18 +262,23 @@ def _lost(report: ManifestReport) -> dict[str, int]:
     return found
 
 
+def what_to_do(spec: DatasetSpec, stage: Stage, partition: str, said: str) -> dict[str, Any]:
+    """What to do about a partition that failed, as metadata: of its page, and of the run that failed."""
+    advice = Loss(partition=partition, stage=stage.name, reason=FAILED, detail=said).advice
+    return {"what_to_do": f"{advice}: mm-assets run --dataset {spec.name} --partition {partition}"}
+
+
 def failed_observation(spec: DatasetSpec, stage: Stage, partition: str, said: str) -> dg.AssetObservation:
     """That a partition failed, for the page of its asset: the first line is what to do.
 
-    Dagster shows it above what was made before, and no longer once the partition is made again.
+    Dagster shows it above what was made before, until the partition is made again; of a partition that was never made,
+    among the events of the asset.
     """
-    advice = Loss(partition=partition, stage=stage.name, reason=FAILED, detail=said).advice
-    command = f"mm-assets run --dataset {spec.name} --partition {partition}"
     return dg.AssetObservation(
         asset_key=asset_key(spec, stage),
         partition=partition,
         metadata={
-            "what_to_do": f"{advice}: {command}",
+            **what_to_do(spec, stage, partition, said),
             "failed": shortened(f"{stage.name}: {said}", _MAX_SAID),
             **linked(spec, partition),
         },

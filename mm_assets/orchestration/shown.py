@@ -30,6 +30,7 @@ __all__ = [
 MAX_INLINE = 999  # characters of Markdown, as JavaScript counts them
 _BAR = 16  # characters of the longest bar in a table
 _MAX_ROWS = 50  # of a table
+_ADDRESS = re.compile(r"://|www\.|@")
 _PIPE = re.compile(r"(?<!\\)\|")
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#+-.!|~&:@"})
 
@@ -56,8 +57,8 @@ def _pictured(picture: bytes | None, lines: Sequence[str]) -> dg.MarkdownMetadat
 
 
 def escaped(text: str) -> str:
-    """Text in which Markdown means nothing."""
-    return text.translate(_ESCAPED)
+    """Text in which Markdown means nothing; a space without width keeps addresses from becoming links."""
+    return _ADDRESS.sub("\\g<0>\u200b", text).translate(_ESCAPED)
 
 
 def is_inline(text: str) -> bool:

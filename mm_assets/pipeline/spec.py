@@ -28,6 +28,7 @@ from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, buil
 from mm_assets.packing.judge import Mode, Policy
 from mm_assets.packing.presets import ALL_COLUMNS, PRESETS, check_pack_config
 from mm_assets.pipeline.spec_errors import config_error, shown
+from mm_assets.pipeline.ui_names import POOL, check_pool, check_tags
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
 from mm_assets.storage.urls import CHAINED, is_local
@@ -38,9 +39,6 @@ PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
 _NAME = "[A-Za-z][A-Za-z0-9_]*"  # the names that Dagster allows in asset keys and job names
 _FORMATS = sorted(source_formats(None, where=""))
 _PERCENTAGE = r"[0-9]{1,3}(\.[0-9]{1,6})?%"
-_POOL = r"[A-Za-z0-9_/-]+"  # what Dagster allows, as for tags
-_TAG = r"[A-Za-z0-9_.-]{1,63}(/[A-Za-z0-9_.-]{1,63})?"
-_TAG_VALUE = r"[A-Za-z0-9_.-]{0,63}"
 _OWNER = r"team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+"
 
 
@@ -58,21 +56,6 @@ def _check_owners(owners: tuple[str, ...]) -> tuple[str, ...]:
         if not re.fullmatch(_OWNER, owner):
             raise ValueError(f"has {owner!r}, expected e-mail addresses or team:name")
     return owners
-
-
-def _check_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
-    for name, value in tags.items():
-        if not re.fullmatch(_TAG, name) or name.startswith("dagster/"):
-            raise ValueError(f"has {name!r}, expected letters, digits, `_`, `-` and `.`, and no prefix `dagster/`")
-        if not re.fullmatch(_TAG_VALUE, value):
-            raise ValueError(f"has {value!r} for {name!r}, expected letters, digits, `_`, `-` and `.`, at most 63")
-    return tags
-
-
-def _check_pool(pool: str) -> str:
-    if not re.fullmatch(_POOL, pool):
-        raise ValueError(f"is {pool!r}, expected letters, digits, `_`, `-` and `/`")
-    return pool
 
 
 def _check_partition_pattern(pattern: str) -> str:
@@ -314,7 +297,7 @@ class DatasetSpec(Settings):
     owners: Annotated[Texts, AfterValidator(_check_owners)] = Field(
         default=(), description="E-mail addresses or `team:name`, shown in the UI.", examples=[["team:data"]]
     )
-    tags: Annotated[Mapping[str, str], AfterValidator(_check_tags)] = Field(
+    tags: Annotated[Mapping[str, str], AfterValidator(check_tags)] = Field(
         default={}, description="Tags of the assets in the UI, which filters by them.", examples=[{"domain": "web"}]
     )
     samples: MemberRules = Field(
@@ -473,13 +456,11 @@ class DatasetSpec(Settings):
         description="The manifest is shown as overdue when it was last made more hours ago.",
         examples=[24],
     )
-    pool: Annotated[Text, AfterValidator(_check_pool), Field(json_schema_extra={"pattern": f"^{_POOL}$"})] | None = (
-        Field(
-            default=None,
-            description="Dagster's concurrency pool of all steps of the dataset, whose limit is set in the UI under "
-            "Deployment, Concurrency.",
-            examples=["disks"],
-        )
+    pool: Annotated[Text, AfterValidator(check_pool), Field(json_schema_extra={"pattern": f"^{POOL}$"})] | None = Field(
+        default=None,
+        description="Dagster's concurrency pool of all steps of the dataset, whose limit is set in the UI under "
+        "Deployment, Concurrency.",
+        examples=["disks"],
     )
     keep_manifests: int = Field(
         default=3, ge=1, description="Manifests that `mm-assets clean` keeps, the newest included.", examples=[10]

@@ -94,7 +94,7 @@ def test_a_declaration_has_no_secret(tmp_path: Path) -> None:
         (("--storage-options", "{secret"), "--storage-options: is not JSON"),
         (("--storage-options", f'{{"secret": "{SECRET}"'), "--storage-options: is not JSON"),
         (("--storage-options", f"a.secret={SECRET}: ["), "a.secret: found ***, expected YAML"),
-        (("--storage-options", "anon"), "--storage-options: found 'anon', expected KEY=VALUE"),
+        (("--storage-options", "anon"), "--storage-options: found a text without =, expected KEY=VALUE"),
         (("--storage-options", "anon=true"), "--storage-options: are of no use: the shards and the root of "),
         (("--set", f"root_options.secret={SECRET}", "--set", "pack=nothing"), "pack"),
     ],

@@ -314,7 +314,9 @@ def _schedule_tags(instance: dg.DagsterInstance, spec: DatasetSpec, key: str) ->
     """Tags of the run that the schedule asks for first, which must be this partition's."""
     (request,) = schedule_requests(instance, spec)
     assert request.partition_key == key
-    return {name: value for name, value in request.tags.items() if name.startswith("mm_assets/")}
+    return {
+        name: value for name, value in request.tags.items() if name.startswith(("mm_assets/", ".dagster/mm_assets."))
+    }
 
 
 def test_whatever_changes_a_manifest_makes_one(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:

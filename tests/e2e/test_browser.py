@@ -53,7 +53,7 @@ def statuses(url: str) -> list[str]:
 
 
 def test_a_partition_is_materialized_from_the_ui(dagster_home: Path, tmp_path: Path) -> None:
-    """Job page, Materialize all, pick a partition, Launch: the run succeeds and its checks show as passed."""
+    """Job page, Materialize all, pick a partition, Launch: it succeeds, checks passed, and samples are drawn."""
     from playwright.sync_api import sync_playwright
 
     (dagster_home / "dagster.yaml").write_text(
@@ -89,6 +89,15 @@ def test_a_partition_is_materialized_from_the_ui(dagster_home: Path, tmp_path: P
             SCREENSHOTS.mkdir(exist_ok=True)
             page.screenshot(path=SCREENSHOTS / "checks-in-the-ui.png")
             succeeded = page.get_by_text("Succeeded", exact=True).count()
+            page.goto(url + "/assets/captions/filtered_rows?view=partitions&partition=captions-00000")
+            page.get_by_text("chart/content_size").first.wait_for()
+            page.wait_for_function(
+                "() => [...document.querySelectorAll('img[src^=\"data:image/webp\"]')]"
+                ".filter(picture => picture.complete && picture.naturalWidth > 20).length >= 4"
+            )
+            behind_a_click = page.get_by_text("[Show Markdown]").count()
+            page.screenshot(path=SCREENSHOTS / "samples-in-the-ui.png", full_page=True)
             browser.close()
+    assert behind_a_click == 0
     assert succeeded >= len(rules_of(dataset.spec, "packed_mult"))
     assert marker_of(dataset, "captions-00000") is not None

@@ -143,7 +143,9 @@ def test_the_page_of_a_failed_partition(
         (run,) = run_partitions([(spec, "docs-00001")])
         assert not run.ok
     else:
-        assert not pack(instance, spec, "docs-00001").success
+        events = pack(instance, spec, "docs-00001").all_events
+        (failure,) = [event.step_failure_data.user_failure_data for event in events if event.is_step_failure]
+        assert next(iter(failure.metadata)) == "what_to_do"
     metadata = observed(instance, spec, "raw_shards", "docs-00001")
     assert [*metadata] == ["what_to_do", "failed"]
     assert "if the shard is damaged, copy it again" in metadata["what_to_do"]
