@@ -133,6 +133,12 @@ def test_your_own_project(follow: Follow) -> None:
     follow("how-to/own-project.md")
 
 
+@pytest.mark.parametrize("page", ["timeline.md", "embeddings.md"])
+def test_pages_on_using_the_data(page: str, follow: Follow) -> None:
+    """Each look-up by time, and the search over an added stream, gives what is printed."""
+    follow(page)
+
+
 def members_of(shards: list[Path]) -> dict[str, bytes]:
     """The files in tars by name."""
     found = {}
