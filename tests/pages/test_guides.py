@@ -133,9 +133,9 @@ def test_your_own_project(follow: Follow) -> None:
     follow("how-to/own-project.md")
 
 
-@pytest.mark.parametrize("page", ["timeline.md", "embeddings.md"])
+@pytest.mark.parametrize("page", ["timeline.md", "embeddings.md", "agents.md"])
 def test_pages_on_using_the_data(page: str, follow: Follow) -> None:
-    """Each look-up by time, and the search over an added stream, gives what is printed."""
+    """Look-ups by time, the search over an added stream, and the guide for programs give what is printed."""
     follow(page)
 
 
