@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return posixpath.relpath(place_of(target), folder or ".") + mark + anchor
 
     return _CODE_OR_LINK.sub(rewritten, markdown)
+
+
+def on_post_build(config: Any) -> None:
+    """Put the Markdown of docs/ beside its pages: llms.txt leads there."""
+    for page in DOCS.rglob("*.md"):
+        shutil.copyfile(page, Path(config.site_dir) / page.relative_to(DOCS))

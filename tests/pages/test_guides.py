@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mm_assets.storage.s3_listing import listing_session
+
 from ..s3_server import serve
 from .blocks import Reader
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
-Follow = Callable[..., Reader]
+Follow = Callable[[str], Reader]
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +28,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def bucket(demo_shards: Path) -> Iterator[str]:
-    """The URL of an S3 server with the bucket that the pages name."""
+    """The URL of an S3 server with the bucket that the pages name; the server has one memory for all that it serves."""
     with serve() as (url, _):
         s3 = fsspec.filesystem("s3", key="test", secret="test", endpoint_url=url)
         s3.mkdir("my-bucket")
@@ -37,7 +39,7 @@ def bucket(demo_shards: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def follow(tmp_path: Path, demo_shards: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Follow:
+def follow(tmp_path: Path, demo_shards: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Follow]:
     """Follows a page in an empty folder, in which the demo shards are where they are in a checkout."""
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     monkeypatch.delenv("MM_ASSETS_ROOT", raising=False)
@@ -46,13 +48,29 @@ def follow(tmp_path: Path, demo_shards: Path, home: Path, monkeypatch: pytest.Mo
     (folder / "mm_assets" / "defs" / "demo" / "shards").symlink_to(demo_shards)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])  # commands add the current folder
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    forget_clients()
 
-    def followed(page: str, **options: object) -> Reader:
-        reader = Reader(DOCS / page, monkeypatch, **options)  # type: ignore[arg-type]
+    def followed(page: str) -> Reader:
+        reader = Reader(DOCS / page, monkeypatch)
         reader.follow()
         return reader
 
-    return followed
+    yield followed
+    forget_clients()
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(folder)):
+            del sys.modules[name]
+
+
+def forget_clients() -> None:
+    """Removes the clients of S3, and the session that they share: they keep the server and credentials of a page."""
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    listing_session.cache_clear()
 
 
 def compare(made: str, kept: str) -> None:
@@ -118,10 +136,8 @@ def test_s3_credentials(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "page", ["retries.md", "change-filters.md", "why-dropped.md", "disk-space.md", "troubleshooting.md"]
 )
-def test_how_tos(page: str, follow: Follow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_tos(page: str, follow: Follow) -> None:
     """Each block runs, with the messages and numbers that are printed."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
     follow(f"how-to/{page}")
 
 
@@ -131,6 +147,12 @@ def test_your_own_project(follow: Follow) -> None:
         Path(package).mkdir()
         Path(package, "__init__.py").touch()
     follow("how-to/own-project.md")
+
+
+@pytest.mark.parametrize("page", ["timeline.md", "embeddings.md", "agents.md"])
+def test_pages_on_using_the_data(page: str, follow: Follow) -> None:
+    """Look-ups by time, the search over an added stream, and the guide for programs give what is printed."""
+    follow(page)
 
 
 def members_of(shards: list[Path]) -> dict[str, bytes]:

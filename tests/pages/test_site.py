@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -87,3 +88,79 @@ def test_the_search_index_is_a_script(site: Path) -> None:
     sections = json.loads(text.removeprefix("var __index = "))["docs"]
     found = {section["location"] for section in sections if "settle_seconds" in section["text"]}
     assert "settings.html#keys-of-a-dataset" in found
+
+
+# --- found from the front page ----------------------------------------------------------------------------------------
+
+TASKS = {
+    "drop images under 256 px": (["Your own filter"], "min_width: 256, min_height: 256"),
+    "export to WebDataset": (["Export"], "captions.scan_raw(modalities)"),
+    "resume on 4 GPUs": (["Train and resume"], "torchrun --nproc-per-node 4"),
+    "S3 credentials": (["S3 credentials"], "export AWS_ACCESS_KEY_ID="),
+    "see why a row was dropped": (["See why a row was dropped"], "mm-assets losses --dataset captions"),
+    "try another filter after a run": (["Change filters after a run"], "mm-assets run --dry-run"),
+    "run on Slurm": (["Many machines"], "sbatch"),
+    "free disk space": (["Disk space and retention"], "mm-assets clean --dataset"),
+    "the robot's state at a time": (["A robot dataset", "time"], "resample_to(state, camera)"),
+    "the size of an image's record": (["fields"], "num_frames"),
+    "what a message means": (["Troubleshooting by message"], "is not a registered dataset"),
+    "arguments of the loader": (["loading"], "drop_last"),
+    "search by embeddings": (["Add embeddings, and search"], "array_cosine_similarity"),
+    "use it in a Dagster project": (["In your own Dagster project"], "registry_modules"),
+}
+"""What a user wants to do: the links to click, from the front page on, and what is on the page at their end."""
+
+
+class Article(HTMLParser):
+    """The links of a page's own text, without navigation: target by text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: dict[str, list[str]] = {}
+        self._open: tuple[str, list[str]] | None = None
+        found = re.search(r"<article.*?</article>", text, flags=re.DOTALL)
+        assert found is not None
+        self.feed(found[0])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        target = dict(attrs).get("href")
+        if tag == "a" and target is not None:
+            self._open = target, []
+
+    def handle_data(self, data: str) -> None:
+        if self._open is not None:
+            self._open[1].append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "a" and self._open is not None:
+            target, words = self._open
+            self.links.setdefault(" ".join("".join(words).split()), []).append(target)
+            self._open = None
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_is_found_within_two_clicks(task: str, site: Path) -> None:
+    """Links in the text lead from the front page to what the task needs."""
+    clicks, needed = TASKS[task]
+    assert len(clicks) <= 2
+    places = [site / "index.html"]
+    for click in clicks:
+        targets = {
+            (place.parent / link.partition("#")[0]).resolve() if link.partition("#")[0] else place
+            for place in places
+            for link in Article(place.read_text(encoding="utf-8")).links.get(click, ())
+        }
+        assert targets, f"{click!r} is not a link of {places}"
+        places = sorted(targets)
+    texts = [re.sub(r"<[^>]+>", "", place.read_text(encoding="utf-8")) for place in places]
+    assert any(needed in text for text in texts), (task, places)
+
+
+def test_llms_txt_names_every_page(site: Path) -> None:
+    """Each Markdown file of docs/ is linked once, by a path that leads to it in the repository and in the site."""
+    docs = REPOSITORY / "docs"
+    linked = re.findall(r"\]\(([^)]+)\)", (docs / "llms.txt").read_text(encoding="utf-8"))
+    assert sorted(linked) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
+    for name in linked:
+        assert (site / name).read_bytes() == (docs / name).read_bytes()
+    assert (site / "llms.txt").is_file()
