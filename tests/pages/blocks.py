@@ -6,7 +6,7 @@
 | `python title="x.py"`, `yaml title="x.yaml"` and others with a title | it is written to this file |
 | `yaml` | a dataset's declaration, or some of its keys, must pass the check of declarations |
 | `sh` | each command runs: `mm-assets` in this process, `SHELL` in a shell; one with `# exit code 1` has to fail |
-| `sh parsed` | `mm-assets` commands are parsed and not run: they need what a test does not have |
+| `sh` after `<!-- parsed, not run -->` | `mm-assets` commands are parsed: they need what a test does not have |
 | `text` | each of its lines is in the output of the block before it, whatever the white space |
 
 Commands that need a network, a cluster or minutes are in `NOT_RUN`, with what is checked instead.
@@ -78,8 +78,10 @@ class Block:
 def blocks_of(page: Path) -> Iterator[Block]:
     """Yield the fenced blocks of a page in order."""
     text = page.read_text(encoding="utf-8")
-    for language, title, parsed, code in re.findall(
-        r'^```(\w+)(?: title="([^"]+)")?( parsed)?\n(.*?)^```', text, flags=re.MULTILINE | re.DOTALL
+    for parsed, language, title, code in re.findall(
+        r'^(<!-- parsed, not run -->\n\n)?```(\w+)(?: title="([^"]+)")?\n(.*?)^```',
+        text,
+        flags=re.MULTILINE | re.DOTALL,
     ):
         yield Block(language, title or None, bool(parsed), code)
 

@@ -19,7 +19,7 @@ from .blocks import Reader
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
-Follow = Callable[[str], Reader]
+Follow = Callable[[str], None]
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,10 @@ def follow(tmp_path: Path, demo_shards: Path, home: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     forget_clients()
 
-    def followed(page: str) -> Reader:
+    def followed(page: str) -> None:
         reader = Reader(DOCS / page, monkeypatch)
         reader.follow()
-        return reader
+        reader.space.clear()  # datasets and connections that a page leaves open
 
     yield followed
     forget_clients()

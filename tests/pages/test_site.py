@@ -76,6 +76,17 @@ def test_every_link_of_the_site_resolves(site: Path, pages: dict[Path, Page]) ->
     assert broken == []
 
 
+def test_every_block_of_code_is_one(site: Path) -> None:
+    """No fence of a code block, and no row of a table, is left as text in a page."""
+    left = []
+    for path in site.rglob("*.html"):
+        text = re.sub(r"<(pre|code|script)\b.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        left += [
+            f"{path.relative_to(site)}: {line}" for line in text.splitlines() if "```" in line or "| --- |" in line
+        ]
+    assert left == []
+
+
 def test_no_page_loads_anything_from_another_host(pages: dict[Path, Page]) -> None:
     """Scripts, styles, fonts and pictures of each page are files of the site."""
     assert {link for page in pages.values() for link in page.loaded if "//" in link} == set()
