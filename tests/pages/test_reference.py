@@ -244,7 +244,7 @@ def command_line() -> str:
         "[Running](../running.md) explains what the commands do.",
         "<!-- Made by tests/pages/test_reference.py from the commands. -->",
     ]
-    group = click.Context(main, info_name="mm-assets")
+    group = click.Context(main, info_name="mm-assets", **main.context_settings)
     for name in COMMANDS:
         command = main.get_command(group, name)
         assert command is not None
