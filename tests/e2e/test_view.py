@@ -147,7 +147,7 @@ def test_samples_are_looked_at_with_the_keyboard_alone(packed: Path, browse: Cal
 def test_the_url_has_the_state(packed: Path, browse: Callable[..., Any]) -> None:
     """Page, search and sample are in the URL: opened again they are the same, and back and forward work."""
     page = browse(packed)
-    page.get_by_role("link", name="After").click()
+    page.get_by_role("link", name="Next").click()
     page.locator('.card[data-index="50"]').wait_for()
     assert page.url.endswith("/?offset=50")
     page.locator('.card[data-index="51"]').click()

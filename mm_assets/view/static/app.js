@@ -264,7 +264,7 @@ async function showGrid(root, now, signal) {
     };
   }
   const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), stageChoice(now),
-    pageLink("← Before", paging.previous === "back" ? null : paging.previous, "prev"), pageLink("After →", paging.next, "next"));
+    pageLink("← Previous", paging.previous === "back" ? null : paging.previous, "prev"), pageLink("Next →", paging.next, "next"));
   root.replaceChildren(bar, ...(found.note ? [h("p", { class: "note" }, found.note)] : []),
     h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry) => card(entry, now.part))));
   said(shown);
@@ -319,7 +319,7 @@ async function showSample(root, now, signal) {
     h("div", { class: "bar" }, h("a", { class: "button", href: back }, "↑ Samples"),
       h("h2", { class: "grow" }, found.id),
       h("span", { class: "muted" }, `#${count(index)}`),
-      pageLink("← Before", paging.previous, "prev"), pageLink("After →", paging.next, "next")),
+      pageLink("← Previous", paging.previous, "prev"), pageLink("Next →", paging.next, "next")),
     h("div", { class: "sample" }, ...sections),
     absent.length ? h("p", { class: "muted absent" }, `Not in this sample: ${absent.join(", ")}`) : "", origin);
   shown.forEach((item) => elements.get(item.name).append(body(item, context)));
@@ -340,7 +340,7 @@ async function showPartitions(root, now, signal) {
   };
   const shown = `${count(found.total)} ${found.total === 1 ? "partition" : "partitions"}`;
   root.replaceChildren(
-    h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), pageLink("← Before", paging.previous, "prev"), pageLink("After →", paging.next, "next")),
+    h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), pageLink("← Previous", paging.previous, "prev"), pageLink("Next →", paging.next, "next")),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Partitions" }, h("table", {},
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "partition"), ...names.map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, ...found.partitions.map((one) => h("tr", {},

@@ -209,7 +209,7 @@ async function showFilter(root, api, now) {
     const said = found.entries.length ? `${plural(found.entries.length, "sample")}${offset ? ` after the first ${plural(offset, "row")}` : ""}${more ? ", and more" : ""}` : "No sample has such a row";
     say(said);
     return [
-      h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), stepLink(api, "← Before", before, "prev"), stepLink(api, "After →", more, "next")),
+      h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), stepLink(api, "← Previous", before, "prev"), stepLink(api, "Next →", more, "next")),
       h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry, at) => filteredCard(api, entry, found.rows[at], now.order))),
     ];
   });
@@ -265,7 +265,7 @@ async function showDrops(root, api, now) {
     const said = rows ? `${plural(rows, "item")}${cards.length < rows ? ` of ${plural(cards.length, "sample")}` : ""}${now.after ? " of a later page" : ""}` : "None here";
     say(said);
     return [
-      h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), now.after ? h("a", { class: "button", href: api.link(state) }, "↑ First page") : null, stepLink(api, "After →", next, "next")),
+      h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), now.after ? h("a", { class: "button", href: api.link(state) }, "↑ First page") : null, stepLink(api, "Next →", next, "next")),
       h("ol", { class: "grid", "aria-label": "Drops" }, ...cards),
     ];
   });
@@ -539,7 +539,7 @@ async function showPartitions(root, api, now) {
   ]);
   const said = plural(total, "partition");
   root.replaceChildren(
-    h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), stepLink(api, "← Before", before, "prev"), stepLink(api, "After →", more, "next")),
+    h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), stepLink(api, "← Previous", before, "prev"), stepLink(api, "Next →", more, "next")),
     table(api, ["partition", "state", "samples", "bytes", "shards", "", ""], rows, "Partitions", [2, 3, 4]));
   say(said);
 }
