@@ -7,12 +7,11 @@ receives what Dagster's launcher sends.
 import configparser
 import io
 import json
-import os
 import re
 import stat
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +21,6 @@ from urllib.parse import urlsplit
 import dagster as dg
 import pytest
 import yaml
-
-from mm_assets.pipeline.load import Slice
-from mm_assets.pipeline.spec import DatasetSpec
 
 compose_spec = pytest.importorskip("compose_spec")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -272,43 +268,6 @@ def test_runs_leave_processors_to_the_partitions_of_loads(compose: dict[str, Any
     for name, (concurrency, launcher) in queues.items():
         num_held = concurrency["runs"]["max_concurrent_runs"] * launcher["ray"]["num_cpus"]
         assert 0 < num_held < num_processors[name], name
-
-
-def sliced(folder: Path, command: Sequence[str | Path], **variables: object) -> list[str]:
-    """Runs a command of an array job, with a program in place of `mm-assets` that notes what it is given."""
-    (folder / "mm-assets").write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {folder}/given\n")
-    (folder / "mm-assets").chmod(0o755)
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}", **{name: str(value) for name, value in variables.items()}}
-    subprocess.run(command, env=environment, check=True)
-    return (folder / "given").read_text().splitlines()
-
-
-def test_an_array_of_slurm_runs_every_slice(tmp_path: Path) -> None:
-    """Its tasks are all slices, and a task that is repeated alone is the same slice: Slurm then counts one task."""
-    found = re.search(r"^#SBATCH --array=1-(\d+)$", text("slurm.sbatch"), re.M)
-    assert found is not None
-    number = int(found.group(1))
-    given = {"MM_ASSETS_ROOT": "/out", "SLURM_CPUS_PER_TASK": 8}
-    for task, count in ((1, number), (number, number), (3, 1)):
-        ids = {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_COUNT": count}
-        arguments = sliced(tmp_path, ["bash", DEPLOY / "slurm.sbatch"], **given, **ids)
-        part = Slice.parse(arguments[arguments.index("--slice") + 1])
-        assert (part.number, part.total) == (task, number)
-        assert arguments[arguments.index("--jobs") + 1] == "8"
-
-
-def test_an_indexed_job_runs_every_slice(tmp_path: Path) -> None:
-    """Its indices, which begin with 0, are all slices, and no more pods are at work than there are."""
-    (job,) = documents("indexed-job.yaml")
-    number = job["spec"]["completions"]
-    assert job["spec"]["completionMode"] == "Indexed"
-    assert 0 < job["spec"]["parallelism"] <= number == job["spec"]["maxFailedIndexes"]
-    ((container,),) = [spec["containers"] for spec in pod_specs(job)]
-    for index in (0, 4, number - 1):
-        arguments = sliced(tmp_path, [*container["command"], *container["args"]], JOB_COMPLETION_INDEX=index)
-        part = Slice.parse(arguments[arguments.index("--slice") + 1])
-        assert (part.number, part.total) == (index + 1, number)
-        assert arguments[arguments.index("--jobs") + 1] == container["resources"]["requests"]["cpu"]
 
 
 def test_no_secret_is_in_a_variable_of_a_container(compose: dict[str, Any]) -> None:
@@ -631,13 +590,3 @@ def test_a_broken_job_of_a_load_is_refused(launched: Callable[[dict[str, Any]], 
     values["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]["jobSpecConfig"] = {"backoffLimit": "soon"}
     with pytest.raises(ValueError, match="int"):
         launched(values)
-
-
-def test_the_settings_of_the_pages_are_those_of_a_dataset() -> None:
-    """The engines that the page and the values declare are settings of a dataset."""
-    page = (REPO / "docs" / "many-machines.md").read_text() + text("dagster.yaml") + text("helm-values.yaml")
-    declared = re.findall(r"engine: (\{.*?\})", page)
-    assert len(declared) >= 3
-    for engine in declared:
-        config = {"name": "web", "shards": "s3://b/*.tar", "root": "s3://b", "engine": yaml.safe_load(engine)}
-        assert DatasetSpec.from_config(config, where="page").engine is not None

@@ -72,5 +72,17 @@ def test_every_example_is_allowed(name: str) -> None:
         DatasetSpec.from_config({"name": "x", "shards": "s", "root": "r", **config}, where="docs/settings.md")
 
 
+def test_engines_on_other_pages_are_settings_of_a_dataset() -> None:
+    """The engines that the page and the values declare are settings of a dataset."""
+    repository = PAGE.parents[1]
+    names = ("docs/many-machines.md", "deploy/dagster.yaml", "deploy/helm-values.yaml")
+    page = "".join((repository / name).read_text(encoding="utf-8") for name in names)
+    declared = re.findall(r"engine: (\{.*?\})", page)
+    assert len(declared) >= 3
+    for engine in declared:
+        config = {"name": "web", "shards": "s3://b/*.tar", "root": "s3://b", "engine": yaml.safe_load(engine)}
+        assert DatasetSpec.from_config(config, where="page").engine is not None
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
