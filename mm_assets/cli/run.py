@@ -404,7 +404,7 @@ class _Run:
         for kind, lines in (("warning", warned), ("failed", failed)):
             for line in lines:
                 echo(f"{kind}: {line}", err=True)
-        if self.chosen.shards is not None:
+        if self.chosen.shards is not None and not failed:
             self._offer_declaration()
         facts = {"seconds": round(seconds, 3), "warnings": warned, "failed": failed}
         write_document({"dry_run": False, "datasets": document, **facts})

@@ -25,7 +25,7 @@ from mm_assets.dataset.prefetch import arrays_of
 from mm_assets.dataset.reader import RawBatch, RawReader, SampleReader
 from mm_assets.dataset.writer import DatasetWriter, create, spec_of
 from mm_assets.errors import SchemaMismatchError
-from mm_assets.fields import ArraySpec, Field, SequenceField
+from mm_assets.fields import ArraySpec, Field
 from mm_assets.fields.base import Out
 from mm_assets.formats import SampleIds, VerifyReport
 from mm_assets.formats.batch import Indices
@@ -314,7 +314,7 @@ class Dataset:
         """The metadata records of the items of a modality of sequences; of local files none of their data is read.
 
         Args:
-            name: a modality whose field is a `SequenceField`; `KeyError` for an unknown one.
+            name: a modality whose field has an `item_field`; `KeyError` for an unknown one.
             indices: the samples.
 
         Returns:
@@ -323,8 +323,9 @@ class Dataset:
         """
         self._fields.check_name(name)
         field = self.fields[name]
-        if not isinstance(field, SequenceField):
-            raise SchemaMismatchError(f"{self.path}: {name} is of {type(field).__name__}, expected SequenceField")
+        item = field.item_field
+        if item is None:
+            raise SchemaMismatchError(f"{self.path}: {name} is of {type(field).__name__}, whose values have no items")
         found = bytearray()
         for reader, rows, local in self._files.pieces():
             wanted = () if reader.mapped is None else local[np.isin(rows, self._chosen(indices))].tolist()
@@ -333,7 +334,7 @@ class Dataset:
                 if payload is not None:
                     for _, record, _ in field.item_payloads(*payload):
                         found += record
-        return np.frombuffer(bytes(found), field.inner.metadata_type)
+        return np.frombuffer(bytes(found), item.metadata_type)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -216,7 +216,9 @@ def is_running(instance: dg.DagsterInstance, dataset: DatasetStore, job: str) ->
 
 
 def loads_at_work(instance: dg.DagsterInstance, dataset: DatasetStore, *, but: str) -> list[str]:
-    """Ids of the other live runs of the load job, which record what they publish; dead runs are ended.
+    """Ids of the other runs of the load job at work, which record what they publish; dead runs are ended.
+
+    A run whose end could not be recorded, as the database was away, is live with its process, and has no lease.
 
     Args:
         instance: the instance.
@@ -224,7 +226,8 @@ def loads_at_work(instance: dg.DagsterInstance, dataset: DatasetStore, *, but: s
         but: id of the run that asks.
     """
     runs = _live_runs(instance, dataset, dg.RunsFilter(job_name=load_job_name(dataset.spec), statuses=_WORKING))
-    return [run.run_id for run in runs if but not in (run.run_id, run.tags.get(LOAD_TAG))]
+    others = [run for run in runs if but not in (run.run_id, run.tags.get(LOAD_TAG))]
+    return [run.run_id for run in others if _is_leased(dataset, run)]
 
 
 def _live_runs(instance: dg.DagsterInstance, dataset: DatasetStore, wanted: dg.RunsFilter) -> list[dg.DagsterRun]:

@@ -285,7 +285,7 @@ class Run:
         self.inputs, self.published = dict(record.inputs), dict(record.files)
         own = set(self._own_notes())
         notes = [note for note in record.notes if note not in own]
-        return self.finish(counts=record.counts, notes=notes, kept=record.kept, packed=packed)
+        return self.finish(counts=record.counts, notes=notes, kept=record.kept, limits=record.limits, packed=packed)
 
     def finish(
         self,

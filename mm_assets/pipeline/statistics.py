@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 import mm_assets
 from mm_assets.errors import SourceError, first_line
-from mm_assets.fields import SequenceField
 from mm_assets.fields.measures import UNITS, measures
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
 from mm_assets.pipeline.losses import LossTotal, listed_totals
@@ -195,7 +194,7 @@ def _modality(opened: mm_assets.Dataset, name: str) -> ModalityStatistics:
         parts["bytes"].append(sizes.astype(np.float64))
         for measure, values in measures(records).items():
             parts.setdefault(measure, []).append(values.astype(np.float64))
-    if isinstance(field, SequenceField) and len(opened):
+    if field.item_field is not None and len(opened):
         chosen = np.unique(np.linspace(0, len(opened) - 1, ITEM_SAMPLES).astype(np.int64))
         for measure, values in measures(opened.item_records(name, chosen)).items():
             parts[f"item_{measure}"] = [values.astype(np.float64)]

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from mm_assets.display import Content, Item, Media
+from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.view.answers import Json
 from mm_assets.view.backends.base import Backend, NoSampleError, Picture, fingerprint
 from mm_assets.view.byte_ranges import range_response
@@ -176,7 +177,7 @@ async def _select(explorer: Explorer, request: Request) -> Response:
 
     def work() -> dict[str, Any]:
         answer, cards = explorer.select(
-            _text(request, "relation") or "filtered_rows",
+            _text(request, "relation") or FILTERED_ROWS.tables[0].name,
             _text(request, "where"),
             _text(request, "order"),
             _text(request, "direction") or "asc",

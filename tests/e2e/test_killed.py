@@ -134,7 +134,7 @@ class Project:
     def contents(self) -> Mapping[str, bytes]:
         """Every visible file below the root but caches, by its path there."""
         names = [Path(name) for name in self.names()]
-        visible = (path for path in names if path.name[0] != "." and path.parent.name != "cache")
+        visible = (path for path in names if path.name[0] != "." and "cache" not in path.parts)
         return {str(path): (self.root / path).read_bytes() for path in visible}
 
     def names(self) -> set[str]:

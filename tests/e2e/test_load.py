@@ -247,7 +247,7 @@ def test_a_long_summary_has_totals(
     instance: dg.DagsterInstance, inbox: Inbox, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many partitions `run` prints one row with the sums of those that ran; `losses` suggests a complete command."""
-    monkeypatch.setattr("mm_assets.cli.run._LISTED", 1)
+    monkeypatch.setattr("mm_assets.cli.run_summary._LISTED", 1)
     shards = f"{copies(inbox, 'ab')}/*.tar"
 
     def invoke(*arguments: str) -> Any:

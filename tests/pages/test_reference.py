@@ -257,7 +257,7 @@ def command_line() -> str:
         rows = ["| option | meaning |", "| --- | --- |"]
         for option in command.get_params(context):
             record = option.get_help_record(context)
-            if record is not None and isinstance(option, click.Option) and option.name != "help":
+            if record is not None and isinstance(option, click.Option) and "--help" not in option.opts:
                 names = " ".join(record[0].split()).replace("|", ", ")  # a table has no place for it
                 rows.append(f"| `{names}` | {cell(record[1])} |")
         parts.append("\n".join(rows))

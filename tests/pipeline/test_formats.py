@@ -152,8 +152,8 @@ def test_dagster_has_the_assets_of_the_formats(made: dict[tuple[str, ...], Datas
     spec = made[form,].spec
     graph = build_definitions(spec).resolve_asset_graph()
     names = {key.path[-1] for key in graph.get_all_asset_keys()}
-    assert names == {stage.name for stage in recorded_stages(spec)} | {"published", "manifest"}
-    assert len(names) == len(RECORDED_STAGES) + 1
+    assert names == {stage.name for stage in recorded_stages(spec)} | {"published", "manifest", "shards"}
+    assert len(names) == len(RECORDED_STAGES) + 2
 
 
 def test_streams_need_mstr(made: dict[tuple[str, ...], DatasetStore]) -> None:

@@ -28,7 +28,7 @@ def test_a_declaration_needs_three_settings() -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "says"),
     [
-        ({"shard": 1}, "shard", "is not a setting; allowed here: annotators, batch_bytes"),
+        ({"shard": 1}, "shard", "is not a setting; allowed here: annotators, automation, batch_bytes"),
         ({"name": "a b"}, "name", "letters, digits and _"),
         ({"name": None}, "name", "expected text"),
         ({"shards": 3}, "shards", "int 3, expected text"),

@@ -148,7 +148,7 @@ def test_the_command_shows_a_table_and_json(filtered: Changed) -> None:
     assert shown.exit_code == 0, shown.output
     assert "removed: narrow: filter: image_size.width_below_min, measured 10" in shown.output
     assert "0 added, 1 removed, 0 changed; 1 partition the same" in shown.output
-    listed = json.loads(CliRunner().invoke(main, [*command, "newest", "--json"]).stdout)
+    listed = json.loads(CliRunner().invoke(main, [*command, "newest", "--json"]).stdout)["datasets"]["data"]
     assert listed["totals"] == {"added": 0, "removed": 1, "changed": 0}
     assert [s["sample_id"] for p in listed["partitions"] for s in p["samples"]] == ["narrow"]
     assert "narrow:" not in CliRunner().invoke(main, [*command, "--samples", "0"]).output

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from mm_assets.display import Item
 from mm_assets.errors import ConfigError, SourceError
-from mm_assets.pipeline.chain import PUBLISHED
+from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, PUBLISHED, ROWS
 from mm_assets.pipeline.markers import Markers
 from mm_assets.pipeline.records import Partition
 from mm_assets.pipeline.spec import DatasetSpec
@@ -28,7 +28,8 @@ __all__ = ["FolderBackend", "open_dataset_store"]
 MAX_OPEN = 32  # partitions
 MAX_READ_MARKERS = 200  # beside those that the cache of markers knows
 LISTING_SECONDS = 5.0  # for which a list of partitions is used again
-_STAGES = ("filtered_rows", "materialized_rows", "rows")  # tables of rows, the last one made first
+# Tables of rows, the last one made first.
+_STAGES = tuple(stage.tables[0].name for stage in (FILTERED_ROWS, MATERIALIZED_ROWS, ROWS))
 
 
 def open_dataset_store(folder: str, storage_options: Mapping[str, Any] | None = None) -> DatasetStore:
