@@ -1,7 +1,7 @@
 """Links to the viewer, where the environment says that there is one."""
 
 import os
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 __all__ = ["VIEWER_VARIABLE", "viewer_link"]
 
@@ -17,8 +17,8 @@ def viewer_link(dataset: str, partition: str, sample_id: str | None = None) -> s
     parts = urlsplit(os.environ.get(VIEWER_VARIABLE, "").replace("{dataset}", quote(dataset, safe="")))
     if parts.scheme not in ("http", "https") or not parts.netloc:
         return None
-    place = [quote(partition, safe="")] + ([] if sample_id is None else [quote(sample_id, safe="")])
-    page = "partition" if sample_id is None else "sample"
-    return urlunsplit(
-        (parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/", parts.query, f"/{page}/{'/'.join(place)}")
-    )
+    page = {"part": partition}
+    if sample_id is not None:
+        page = {"page": "open", "partition": partition, "sample_id": sample_id}
+    query = "&".join(filter(None, (parts.query, urlencode(page, quote_via=quote))))
+    return urlunsplit((parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/", query, ""))

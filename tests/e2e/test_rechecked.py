@@ -85,11 +85,11 @@ def test_damage_is_found_and_the_page_says_what_to_do(
     assert any(one.metadata.get("sample") for one in failed)
     links = [str(one.metadata["viewer"].value) for one in failed if "viewer" in one.metadata]
     assert links
-    assert all(link.startswith(f"http://127.0.0.1:9000/#/sample/{KEY}/") for link in links)
+    assert all(link.startswith(f"http://127.0.0.1:9000/?page=open&partition={KEY}&sample_id=") for link in links)
     metadata = observed(instance, spec, "filtered_rows")
     assert next(iter(metadata)) == "what_to_do"
     assert f"mm-assets run --dataset captions --partition {KEY}" in metadata["what_to_do"]
-    assert metadata["viewer"] == f"http://127.0.0.1:9000/#/partition/{KEY}"
+    assert metadata["viewer"] == f"http://127.0.0.1:9000/?part={KEY}"
     assert pending_partitions(dataset) == [KEY]
 
 

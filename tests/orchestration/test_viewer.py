@@ -8,10 +8,14 @@ from mm_assets.orchestration.viewer import VIEWER_VARIABLE, viewer_link
 @pytest.mark.parametrize(
     ("base", "sample", "link"),
     [
-        ("http://127.0.0.1:8000", None, "http://127.0.0.1:8000/#/partition/a-1"),
-        ("http://127.0.0.1:8000/", "x/y z", "http://127.0.0.1:8000/#/sample/a-1/x%2Fy%20z"),
-        ("https://view.example.org/{dataset}", "é#", "https://view.example.org/web/#/sample/a-1/%C3%A9%23"),
-        ("http://h/?token=t", None, "http://h/?token=t#/partition/a-1"),
+        ("http://127.0.0.1:8000", None, "http://127.0.0.1:8000/?part=a-1"),
+        ("http://127.0.0.1:8000/", "x/y z", "http://127.0.0.1:8000/?page=open&partition=a-1&sample_id=x%2Fy%20z"),
+        (
+            "https://view.example.org/{dataset}",
+            "é#",
+            "https://view.example.org/web/?page=open&partition=a-1&sample_id=%C3%A9%23",
+        ),
+        ("http://h/?token=t", None, "http://h/?token=t&part=a-1"),
         ("", None, None),
         ("javascript:alert(1)", None, None),
         ("file:///etc", "x", None),
