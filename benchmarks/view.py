@@ -171,7 +171,8 @@ class Browser:
 def resident(process: subprocess.Popen[str]) -> dict[str, int]:
     """Megabytes of a process: resident, its highest value, and without pages of files."""
     status = Path(f"/proc/{process.pid}/status").read_text()
-    return {name: int(re.search(rf"{name}:\s+(\d+)", status)[1]) // 1000 for name in ("VmRSS", "VmHWM", "RssAnon")}  # type: ignore[index]
+    found = dict(re.findall(r"^(VmRSS|VmHWM|RssAnon):\s+(\d+)", status, re.MULTILINE))
+    return {name: int(kilobytes) // 1000 for name, kilobytes in found.items()}
 
 
 def processor_seconds(process: subprocess.Popen[str]) -> float:

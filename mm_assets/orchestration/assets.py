@@ -99,7 +99,7 @@ def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage)
         try:
             with _reported(dataset, stage, key), PartitionWork.registered(dataset, key) as work:
                 yield work
-        except Exception as error:
+        except Exception as error:  # whatever ends the step is shown on the partition's page, then raised again
             said = error.description if isinstance(error, dg.Failure) else None
             _observe_failure(context, spec, stage, said or f"{type(error).__name__}: {error}")
             raise
