@@ -128,6 +128,7 @@ def measure(command: Sequence[str], *, log: Path, environment: dict[str, str] | 
         processor_seconds=max(used.ru_utime + used.ru_stime, sum(tree.processor.values())),
         bytes_read=read,
         bytes_written=written,
-        peak_bytes=tree.peak,
+        # A process that ended between two samples: the kernel's own count, in which shared pages count in full.
+        peak_bytes=tree.peak or used.ru_maxrss * 1024,
     )
     return usage, process.returncode, output
