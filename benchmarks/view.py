@@ -149,7 +149,7 @@ class Browser:
     def get(self, path: str) -> bytes:
         """The body of an answer."""
         connection = self._free.pop()
-        connection.request("GET", path, headers=self._headers)
+        connection.request("GET", f"/{path.removeprefix('/')}", headers=self._headers)
         answer = connection.getresponse()
         body = answer.read()
         self._free.append(connection)

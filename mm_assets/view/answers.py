@@ -59,10 +59,11 @@ class _Plain(Response):
         answer: Response
         if "text/html" in Headers(scope=scope).get("accept", ""):
             title, detail = escape(self._title), escape(self._detail.encode(errors="backslashreplace").decode())
+            root = escape(scope.get("root_path", ""))
             answer = HTMLResponse(
                 f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-                f'<link rel="icon" href="/static/icon.svg"><h1>{title}</h1>'
-                f'<p>{detail}<p><a href="/">To the samples</a>',
+                f'<link rel="icon" href="{root}/static/icon.svg"><h1>{title}</h1>'
+                f'<p>{detail}<p><a href="{root}/">To the samples</a>',
                 self.status_code,
                 self._extra,
             )

@@ -98,7 +98,7 @@ class Viewer:
     def entry_json(self, entry: Entry, part: str = "") -> dict[str, Any]:
         """A card for the page."""
         suffix = f"&part={_quoted(part)}" if part else ""
-        picture = f"/thumbnail/{entry.index}?v={entry.picture}{suffix}" if entry.picture else None
+        picture = f"thumbnail/{entry.index}?v={entry.picture}{suffix}" if entry.picture else None
         return {
             "index": entry.index,
             "id": entry.id[:MAX_ID],
@@ -295,7 +295,7 @@ async def _sample(request: Request) -> Response:
         items = viewer.items(part, backend, index)
         suffix = f"?part={_quoted(part)}&" if part else "?"
         version = backend.identity(index)
-        shown = [item_json(item, f"/media/{index}/{place}", f"{suffix}v={version}") for place, item in enumerate(items)]
+        shown = [item_json(item, f"media/{index}/{place}", f"{suffix}v={version}") for place, item in enumerate(items)]
         return {"index": index, "id": backend.sample_id(index)[:MAX_ID], "count": backend.count(), "items": shown}
 
     return Json(await viewer.run(work))

@@ -203,7 +203,7 @@ def _item(explorer: Explorer, request: Request) -> dict[str, Any]:
     from mm_assets.view.app import bounded, item_json  # which has these routes too
 
     (item,) = bounded((explorer.item(_place(request)),))
-    return item_json(item, "/explore/media", f"?{_query_of(request)}")
+    return item_json(item, "explore/media", f"?{_query_of(request)}")
 
 
 async def _thumbnail(explorer: Explorer, request: Request) -> Response:

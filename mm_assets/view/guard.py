@@ -96,7 +96,7 @@ class Guard:
             return plain_page(403, "Not from here", "A form of another page cannot post to this viewer.")
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = next((value for name, value in query if name == "t"), None)
-        if given is not None and scope["path"] == "/" and self._is_token(given):
+        if given is not None and scope["path"].endswith("/") and self._is_token(given):
             return self._welcome([(name, value) for name, value in query if name != "t"])
         if not self._is_token(self._cookie_of(headers)):
             detail = "Open the URL that the command `mm-assets view` printed: it has the token of this viewer."
@@ -114,11 +114,11 @@ class Guard:
 
         Not by a redirect: a browser that follows one from a link on another site does not send a strict cookie.
         """
-        target = "/" + (f"?{urlencode(query)}" if query else "")
+        target = f"?{urlencode(query)}" if query else "./"
         shown = escape(target)
         answer = HTMLResponse(
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>mm-assets view</title>'
-            '<link rel="icon" href="/static/icon.svg">'
+            '<link rel="icon" href="static/icon.svg">'
             f'<meta http-equiv="refresh" content="0; url={shown}"><p><a href="{shown}">Open the viewer</a>'
         )
         answer.set_cookie(self.cookie, self._token, httponly=True, samesite="strict", path="/")

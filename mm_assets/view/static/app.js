@@ -42,7 +42,7 @@ export function link(parameters) {
     if (value !== undefined && value !== null && value !== "" && !(name === "offset" && Number(value) === 0)) query.set(name, value);
   }
   const text = query.toString();
-  return text ? `/?${text}` : "/";
+  return text ? `?${text}` : "./";
 }
 
 /** Goes to a state. */
@@ -106,17 +106,17 @@ let itemsModule = null;
 let exploreModule = null;
 
 function styleSheet(name) {
-  document.head.append(h("link", { rel: "stylesheet", href: `/static/${name}` }));
+  document.head.append(h("link", { rel: "stylesheet", href: `static/${name}` }));
 }
 
 async function loadModules(names) {
   if (names.includes("items.js") && itemsModule === null) {
     styleSheet("items.css");
-    itemsModule = await import("/static/items.js");
+    itemsModule = await import("./items.js");
   }
   if (names.includes("explore.js") && exploreModule === null) {
     styleSheet("explore.css");
-    exploreModule = await import("/static/explore.js");
+    exploreModule = await import("./explore.js");
   }
 }
 
@@ -247,8 +247,8 @@ function stageChoice(now) {
 async function showGrid(root, now, signal) {
   const offset = Number(now.offset ?? 0) || 0;
   const found = now.q
-    ? await cached("/api/find", { q: now.q, start: now.start ?? 0, limit: LIMIT, ...(now.part ? { part: now.part } : {}) }, signal)
-    : await cached("/api/samples", { offset, limit: LIMIT, ...(now.part ? { part: now.part } : {}) }, signal);
+    ? await cached("api/find", { q: now.q, start: now.start ?? 0, limit: LIMIT, ...(now.part ? { part: now.part } : {}) }, signal)
+    : await cached("api/samples", { offset, limit: LIMIT, ...(now.part ? { part: now.part } : {}) }, signal);
   if (typeof found.total === "number" && about.count === null) about.count = found.total;
   const last = found.entries.length ? found.entries[found.entries.length - 1].index + 1 : offset;
   let shown;
@@ -294,7 +294,7 @@ function body(item, context) {
 
 async function showSample(root, now, signal) {
   const index = Number(now.n);
-  const found = await cached(`/api/sample/${index}`, now.part ? { part: now.part } : {}, signal);
+  const found = await cached(`api/sample/${index}`, now.part ? { part: now.part } : {}, signal);
   const elements = new Map();
   const context = { items: found.items, clock: new EventTarget(), mount: (name) => elements.get(name) ?? null };
   const shown = found.items.filter((item) => item.kind !== "absent");
@@ -330,7 +330,7 @@ async function showSample(root, now, signal) {
 
 async function showPartitions(root, now, signal) {
   const offset = Number(now.offset ?? 0) || 0;
-  const found = await api.get("/api/partitions", { offset, limit: PARTITIONS }, { signal });
+  const found = await api.get("api/partitions", { offset, limit: PARTITIONS }, { signal });
   const names = [...new Set(found.partitions.flatMap((one) => Object.keys(one)))].filter((name) => name !== "key");
   const cell = (name, value) => (typeof value === "number"
     ? h("td", { class: "number", title: count(value) }, name === "bytes" ? bytes(value) : count(value)) : h("td", {}, String(value ?? "")));
@@ -357,7 +357,7 @@ async function render() {
   const root = document.getElementById("main");
   try {
     if (about === null || about.part !== (now.part ?? "")) {
-      about = await api.get("/api/about", now.part ? { part: now.part } : {}, { signal: mine.signal });
+      about = await api.get("api/about", now.part ? { part: now.part } : {}, { signal: mine.signal });
       await loadModules(about.modules);
     }
     if (mine.signal.aborted) return;
@@ -390,7 +390,7 @@ document.addEventListener("click", (event) => {
   const anchor = event.target.closest?.("a[href]");
   if (!anchor || event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   const target = new URL(anchor.href, location.href);
-  if (target.origin !== location.origin || target.pathname !== "/" || target.hash || anchor.target) return;
+  if (target.origin !== location.origin || target.pathname !== location.pathname || target.hash || anchor.target) return;
   event.preventDefault();
   history.pushState({}, "", target.pathname + target.search);
   const index = anchor.dataset.index;

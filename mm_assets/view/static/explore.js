@@ -4,7 +4,7 @@
 // by `api`. What a person moves (a threshold, a text) changes the URL without drawing the page again.
 
 const SVG = "http://www.w3.org/2000/svg";
-const available = await fetch("/api/explore").then((answer) => answer.json()).then((found) => found.available, () => false);
+const available = await fetch("api/explore").then((answer) => answer.json()).then((found) => found.available, () => false);
 
 // --- small tools --------------------------------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ function svg(name, attributes = {}, ...children) {
 /** Stores a state in the URL without drawing the page again. */
 function keep(api, parameters, { push = false } = {}) {
   const target = api.link(parameters);
-  if (target !== location.pathname + location.search) history[push ? "pushState" : "replaceState"]({}, "", target);
+  if (new URL(target, location.href).href !== location.href) history[push ? "pushState" : "replaceState"]({}, "", target);
 }
 
 function failure(api, error) {
@@ -101,7 +101,7 @@ async function showSql(root, api, now) {
 
   async function start({ push }) {
     const sql = editor.value;
-    if (running) api.post("/api/explore/cancel", { id: running }).catch(() => {});
+    if (running) api.post("api/explore/cancel", { id: running }).catch(() => {});
     const mine = running = crypto.randomUUID?.() ?? String(Math.random());
     keep(api, { part: now.part, page: "sql", sql }, { push });
     cancel.disabled = false;
@@ -109,7 +109,7 @@ async function showSql(root, api, now) {
     result.replaceChildren(h("p", { class: "muted" }, "Running…"));
     let shown;
     try {
-      const found = await api.post("/api/explore/sql", { sql, id: mine });
+      const found = await api.post("api/explore/sql", { sql, id: mine });
       if (running !== mine) return;
       shown = found.error ? queryError(api, found, sql, editor) : rowsOf(api, found);
     } catch (error) {
@@ -122,7 +122,7 @@ async function showSql(root, api, now) {
     result.replaceChildren(...shown);
   }
 
-  cancel.addEventListener("click", () => { if (running) api.post("/api/explore/cancel", { id: running }).catch(() => {}); });
+  cancel.addEventListener("click", () => { if (running) api.post("api/explore/cancel", { id: running }).catch(() => {}); });
   editor.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); start({ push: true }); }
   });
@@ -134,7 +134,7 @@ async function showSql(root, api, now) {
       h("details", { class: "x-side", open: matchMedia("(min-width: 900px)").matches }, h("summary", {}, "Relations"), relations)),
     result);
   fill(api, relations, async () => {
-    const found = await api.get("/api/explore/relations");
+    const found = await api.get("api/explore/relations");
     return found.relations.map((relation) => h("details", {},
       h("summary", {}, relation.name),
       h("ul", {},
@@ -183,7 +183,7 @@ function rowsOf(api, found) {
 
 async function showFilter(root, api, now) {
   const { h } = api;
-  const { relations } = await api.get("/api/explore/relations");
+  const { relations } = await api.get("api/explore/relations");
   const usable = relations.filter((one) => ["partition", "sample_id"].every((name) => one.columns.some(([column]) => column === name)));
   const relation = usable.find((one) => one.name === (now.relation ?? "filtered_rows")) ?? usable[0];
   if (!relation) { root.replaceChildren(h("p", { class: "note" }, "There are no rows yet: run a partition first.")); return; }
@@ -202,7 +202,7 @@ async function showFilter(root, api, now) {
     place);
   await fill(api, place, async () => {
     const offset = Number(now.offset ?? 0) || 0;
-    const found = await api.get("/api/explore/select", { relation: relation.name, where: now.where, order: now.order, direction: now.direction, offset });
+    const found = await api.get("api/explore/select", { relation: relation.name, where: now.where, order: now.order, direction: now.direction, offset });
     if (found.error) return queryError(api, found, now.where ?? "", condition);
     const more = found.next === null ? null : api.link({ ...state, offset: found.next });
     const before = offset > 0 ? api.link({ ...state, offset: Math.max(offset - 50, 0) }) : null;
@@ -237,7 +237,7 @@ const KIND_NAMES = { lost: "Lost", kept: "Published in spite of a fault", harmle
 
 async function showDrops(root, api, now) {
   const { h } = api;
-  const { totals } = await api.get("/api/explore/totals");
+  const { totals } = await api.get("api/explore/totals");
   const isDrop = (total) => total.stage === "filtered_rows" && total.kind === "lost";
   const keyOf = (total) => `${total.stage}/${total.reason}`;
   const chosen = totals.find((total) => keyOf(total) === now.of) ?? (now.of ? null : totals.find(isDrop) ?? totals[0] ?? null);
@@ -257,8 +257,8 @@ async function showDrops(root, api, now) {
   await fill(api, place, async () => {
     const [stage, reason] = chosen ? [chosen.stage, chosen.reason] : now.of.split(/\/(.*)/s);
     const found = chosen === null || isDrop(chosen)
-      ? await api.get("/api/explore/drops", { reason, partition: now.partition, after: now.after })
-      : await api.get("/api/explore/losses", { stage, reason, partition: now.partition, after: now.after });
+      ? await api.get("api/explore/drops", { reason, partition: now.partition, after: now.after })
+      : await api.get("api/explore/losses", { stage, reason, partition: now.partition, after: now.after });
     const cards = found.drops ? bySample(found.drops).map((rows) => dropCard(api, rows)) : found.losses.map((loss) => lossCard(api, loss));
     const rows = (found.drops ?? found.losses).length;
     const next = found.after === null ? null : api.link({ ...state, after: found.after });
@@ -305,7 +305,7 @@ function lostCard(api, item, title, why, detail, where) {
   const place = placeOf(item);
   const canShow = (place.modality && place.modality !== "metadata") || (place.member && place.shard);
   const picture = canShow && (!place.modality || !["text", "metadata"].includes(place.modality))
-    ? h("img", { src: `/explore/thumbnail?${queryOf(place)}`, alt: "", loading: "lazy", decoding: "async", draggable: "false", onerror: (event) => event.target.replaceWith(h("span", {}, "no picture")) })
+    ? h("img", { src: `explore/thumbnail?${queryOf(place)}`, alt: "", loading: "lazy", decoding: "async", draggable: "false", onerror: (event) => event.target.replaceWith(h("span", {}, "no picture")) })
     : h("span", {}, item.modality ?? "no content");
   const body = [
     h("div", { class: "thumb" }, picture),
@@ -332,9 +332,9 @@ async function showContent(root, api, now) {
     h("section", { class: "item x-content", "aria-label": "Content" }, holder), rows);
   document.title = title;
   await fill(api, holder, async () => {
-    const item = await api.get("/api/explore/item", place);
-    const { renderItem } = await import("/static/items.js");
-    if (!document.querySelector('link[href="/static/items.css"]')) document.head.append(h("link", { rel: "stylesheet", href: "/static/items.css" }));
+    const item = await api.get("api/explore/item", place);
+    const { renderItem } = await import("./items.js");
+    if (!document.querySelector('link[href="static/items.css"]')) document.head.append(h("link", { rel: "stylesheet", href: "static/items.css" }));
     const facts = Object.entries(item.facts);
     return [
       h("header", {}, h("h3", {}, item.name), h("span", { class: "kind" }, item.kind)),
@@ -354,7 +354,7 @@ const PAD = { left: 16, right: 16, top: 36, bottom: 32 };
 
 async function showScores(root, api, now) {
   const { h } = api;
-  const { scores } = await api.get("/api/explore/scores");
+  const { scores } = await api.get("api/explore/scores");
   if (!scores.length) { root.replaceChildren(h("p", { class: "note" }, "There are no measures: add an annotator or a filter.")); return; }
   const score = scores.find((one) => one.name === now.score) ?? scores[0];
   const state = { part: now.part, page: "scores", score: score.name, partition: now.partition };
@@ -366,7 +366,7 @@ async function showScores(root, api, now) {
       now.partition ? h("a", { class: "button", href: api.link({ ...state, partition: undefined }) }, `only ${now.partition} ✕`) : null),
     place);
   await fill(api, place, async () => {
-    const found = await api.get("/api/explore/histogram", { score: score.name, partition: now.partition });
+    const found = await api.get("api/explore/histogram", { score: score.name, partition: now.partition });
     if (!found.bins.length) return h("p", { class: "note" }, "No row has a value of this measure.");
     return drawHistogram(api, found, state, now);
   });
@@ -433,7 +433,7 @@ function drawHistogram(api, found, state, now) {
     do {
       waiting = false;
       try {
-        const kept = await api.get("/api/explore/kept", { score: score.name, at_least: limits.at_least ?? undefined, at_most: limits.at_most ?? undefined, partition: state.partition });
+        const kept = await api.get("api/explore/kept", { score: score.name, at_least: limits.at_least ?? undefined, at_most: limits.at_most ?? undefined, partition: state.partition });
         if (!waiting) {
           const rows = kept.is_exact ? `would keep ${count(kept.kept)} of ${count(kept.total)}` : `would keep at most ${count(kept.kept)} of ${count(kept.total)}`;
           said.replaceChildren(h("strong", {}, rows), kept.note ? h("span", { class: "muted" }, ` (${kept.note})`) : "");
@@ -525,7 +525,7 @@ const PARTITIONS = 200;
 async function showPartitions(root, api, now) {
   const { h } = api;
   const offset = Number(now.offset ?? 0) || 0;
-  const found = await api.get("/api/partitions", { offset, limit: PARTITIONS });
+  const found = await api.get("api/partitions", { offset, limit: PARTITIONS });
   const total = found.total ?? found.partitions.length;
   const state = { page: "partitions" };
   const before = offset > 0 ? api.link({ ...state, offset: Math.max(offset - PARTITIONS, 0) }) : null;
@@ -550,7 +550,7 @@ const dateText = (seconds) => (seconds ? new Date(seconds * 1000).toISOString().
 
 async function showVersions(root, api, now) {
   const { h } = api;
-  const { versions } = await api.get("/api/explore/versions");
+  const { versions } = await api.get("api/explore/versions");
   if (!versions.length) { root.replaceChildren(h("p", { class: "note" }, "There is no manifest yet.")); return; }
   const of = (name, fallback) => versions.find((version) => version.digest === name) ?? fallback;
   const [next, last] = [of(now.new, versions[0]), of(now.old, versions[1] ?? versions[0])];
@@ -578,7 +578,7 @@ async function diffOf(api, last, next) {
   let offset = 0;
   async function load() {
     more.disabled = true;
-    const found = await api.get("/api/explore/diff", { old: last, new: next, offset });
+    const found = await api.get("api/explore/diff", { old: last, new: next, offset });
     for (const partition of found.partitions) {
       for (const change of Object.keys(sums)) sums[change] += partition.counts?.[change] ?? 0;
       rows.append(...partitionRows(api, partition, last, next));
@@ -624,7 +624,7 @@ const SIGN = { added: "+", removed: "−", changed: "≠" };
 
 async function changedSamples(api, partition, last, next, offset) {
   const { h } = api;
-  const found = await api.get("/api/explore/diff/samples", { old: last, new: next, partition, offset });
+  const found = await api.get("api/explore/diff/samples", { old: last, new: next, partition, offset });
   const list = h("ul", { class: "x-changes" }, ...found.samples.map((sample) => {
     const target = sample.change === "removed" ? api.link({ page: "origin", partition, sample_id: sample.sample_id }) : openLink(api, partition, sample.sample_id);
     const why = [sample.reason, sample.detail].filter(Boolean).join(": ");
@@ -640,13 +640,13 @@ async function changedSamples(api, partition, last, next, offset) {
 
 async function originOf(api, parameters) {
   const { h } = api;
-  const found = await api.get("/api/explore/origin", parameters);
+  const found = await api.get("api/explore/origin", parameters);
   const { partition } = found;
   const rows = found.rows.map((row) => {
     const range = row.byte_offset === null ? "" : `${count(row.byte_offset)} to ${count(row.byte_offset + row.byte_size)}`;
     const sum = h("span", { class: "x-sum" }, row.crc32c === null ? "" : `CRC-32C ${row.crc32c.toString(16).padStart(8, "0")}`);
     const check = h("button", { type: "button", class: "x-plain", "aria-label": `Read ${row.modality} ${row.position} and compute its checksums`, onclick: () => fill(api, sum, async () => {
-      const sums = await api.get("/api/explore/checksum", placeOf(row));
+      const sums = await api.get("api/explore/checksum", placeOf(row));
       const same = row.crc32c === null ? "" : sums.crc32c === row.crc32c ? " ✓ as in the table" : " ✗ not as in the table";
       return [`CRC-32C ${sums.crc32c.toString(16).padStart(8, "0")}${same}, SHA-256 ${sums.sha256.slice(0, 16)}…`];
     }) }, "check");
@@ -686,7 +686,7 @@ async function showOrigin(root, api, now) {
     else place.replaceChildren(h("p", { class: "note" }, "Which partition it is of is not known: select the column `partition` too."));
   } else if (now.shard) {
     await fill(api, place, async () => {
-      const found = await api.get("/api/explore/at", { shard: now.shard, member: now.member, byte: now.byte });
+      const found = await api.get("api/explore/at", { shard: now.shard, member: now.member, byte: now.byte });
       if (!found.partitions.length) return h("p", { class: "note" }, "No partition has a shard of this name.");
       if (!found.rows.length) return h("p", { class: "note" }, `Nothing at this place became a row of ${found.partitions.join(", ")}.`);
       return table(api, ["sample", "row", "", "member", "bytes", "partition"], found.rows.map((row) => [
@@ -699,7 +699,7 @@ async function showOrigin(root, api, now) {
 /** Goes on to a sample where it is packed, else to where it came from. */
 async function openSample(root, api, now) {
   root.replaceChildren(api.h("p", { class: "muted" }, "Looking for the sample…"));
-  const found = await api.get("/api/explore/locate", { partition: now.partition, sample_id: now.sample_id });
+  const found = await api.get("api/explore/locate", { partition: now.partition, sample_id: now.sample_id });
   if (found.n !== null) await api.go({ part: found.part, n: found.n }, { replace: true });
   else await api.go({ page: "origin", partition: now.partition, sample_id: now.sample_id }, { replace: true });
 }
