@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 HOST ?= 127.0.0.1
 PORT ?= 3000
+VIEWER_PORT ?= 3001
 FUZZ_SECONDS ?= 60
 # What packaging can break: commands, entry points, files of the package, imports of other people's code, every field.
 WHEEL_TESTS := wheels cli dg extensions pack_job daemon modalities
@@ -15,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
-	@echo "make ui          Dagster UI and daemon on http://$(HOST):$(PORT), demo shards registered"
+	@echo "make ui          Dagster UI, daemon and viewer on http://$(HOST):$(PORT), demo shards registered"
 	@echo "make quick       the tests without tests/e2e, which starts processes, servers and a browser, and without fuzzing"
 	@echo "make test        all tests but those of test-cluster"
 	@echo "make test-cluster loads on a Ray cluster of this machine, whose nodes, workers and driver are killed (10 minutes)"
@@ -53,7 +54,7 @@ run: $(VENV)/run.done
 
 ui: $(VENV)/run.done
 	$(BIN)/mm-assets register
-	$(BIN)/dagster dev --workspace workspace.yaml --host $(HOST) --port $(PORT)
+	$(BIN)/mm-assets ui --host $(HOST) --port $(PORT) --viewer-port $(VIEWER_PORT)
 
 quick: $(VENV)/dev.done
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --ignore tests/e2e -m "not fuzz and not cluster"

@@ -39,6 +39,7 @@ COMMANDS = (
     "clean",
     "completion",
     "view",
+    "ui",
 )
 """Every command; it is the object `command` of the module of its name in this package."""
 

@@ -14,7 +14,14 @@ from typing import Any
 
 from mm_assets.errors import ConfigError
 
-__all__ = ["declarations_folder", "definitions_modules", "make_importable", "make_project", "project_folder"]
+__all__ = [
+    "declarations_folder",
+    "definitions_modules",
+    "import_places",
+    "make_importable",
+    "make_project",
+    "project_folder",
+]
 
 _WORKSPACE = "workspace.yaml"
 _NEW_PACKAGE = "packed_datasets"
@@ -106,10 +113,14 @@ def make_project(folder: Path) -> Sequence[Path]:
 
 def make_importable(start: Path) -> None:
     """Lets the modules of a folder, and of the project around it, be imported; what is installed is found before."""
+    sys.path.extend(place for place in import_places(start) if place not in sys.path)
+
+
+def import_places(start: Path) -> Sequence[str]:
+    """The folders in which the modules of a folder, and of the project around it, are."""
     folder = project_folder(start)
-    for place in (*(() if folder is None else (folder / "src", folder)), start):
-        if place.is_dir() and str(place) not in sys.path:
-            sys.path.append(str(place))
+    places = (*(() if folder is None else (folder / "src", folder)), start)
+    return tuple(dict.fromkeys(str(place) for place in places if place.is_dir()))
 
 
 def project_folder(start: Path) -> Path | None:

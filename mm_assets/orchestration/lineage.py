@@ -12,6 +12,7 @@ import dagster as dg
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.partitions import asset_key, shard_partitions, shards_key
+from mm_assets.orchestration.viewer import viewer_link
 from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import (
     FILTERED_ROWS,
@@ -41,6 +42,8 @@ def described_data(spec: DatasetSpec, stage: Stage) -> tuple[dict[str, Any], dic
     schema = _schema(spec)
     folder = f"{spec.root.rstrip('/')}/{spec.name}"
     metadata: dict[str, Any] = {"dagster/uri": f"{folder}/{_place(stage)}"}
+    if link := viewer_link(spec.name):
+        metadata["viewer"] = dg.MetadataValue.url(link)
     if stage.tables:
         metadata["dagster/table_name"] = f"{spec.name}.{stage.tables[0].name}"
         metadata["dagster/column_schema"] = _columns(spec, stage, schema)

@@ -30,7 +30,7 @@ from mm_assets.view.media_types import served_type
 from mm_assets.view.static_files import static_files
 from mm_assets.view.thumbnails import Thumbnails
 
-__all__ = ["Viewer", "build_app"]
+__all__ = ["Viewer", "build_app", "build_viewer", "serve_icon", "serve_static"]
 
 T = TypeVar("T")
 
@@ -134,10 +134,15 @@ def build_app(backend: Backend, *, token: str, hosts: Iterable[str] = (), routes
         hosts: names by which the server may be called, beside localhost and IP addresses.
         routes: further routes.
     """
+    return Guard(build_viewer(backend, routes), token=token, hosts=hosts)
+
+
+def build_viewer(backend: Backend, routes: Sequence[BaseRoute] = ()) -> Starlette:
+    """The routes over a backend, which answer every caller: a `Guard` comes before them. They may be mounted."""
     own: list[BaseRoute] = [
         Route("/", _index),
-        Route("/static/{name}", _static),
-        Route("/favicon.ico", _icon),  # which a browser asks for before it has read the page
+        Route("/static/{name}", serve_static),
+        Route("/favicon.ico", serve_icon),  # which a browser asks for before it has read the page
         Route("/api/about", _about),
         Route("/api/samples", _samples),
         Route("/api/find", _find),
@@ -155,7 +160,7 @@ def build_app(backend: Backend, *, token: str, hosts: Iterable[str] = (), routes
     }
     app = Starlette(routes=[*own, *_exploring(backend), *routes], exception_handlers=handlers)
     app.state.viewer = Viewer(backend)
-    return Guard(app, token=token, hosts=hosts)
+    return app
 
 
 def _exploring(backend: Backend) -> list[BaseRoute]:
@@ -219,11 +224,13 @@ async def _index(request: Request) -> Response:
     return _file("index.html", request)
 
 
-async def _static(request: Request) -> Response:
+async def serve_static(request: Request) -> Response:
+    """A file of the page."""
     return _file(request.path_params["name"], request)
 
 
-async def _icon(request: Request) -> Response:
+async def serve_icon(request: Request) -> Response:
+    """The page's icon."""
     return _file("icon.svg", request)
 
 

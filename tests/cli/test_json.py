@@ -22,7 +22,7 @@ from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import CAPTIONS, make_shard
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
-SILENT = {"completion", "view"}  # commands that report nothing
+SILENT = {"completion", "ui", "view"}  # commands that report nothing
 
 
 def documented() -> dict[str, set[str]]:

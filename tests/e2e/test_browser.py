@@ -1,7 +1,9 @@
-"""The UI, by a browser: materialize a demo partition, see it succeed and its checks pass. Leaves a screenshot."""
+"""The UI, by a browser: materialize a demo partition, see its checks, open its samples. Leaves screenshots."""
 
 import json
+import os
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -53,22 +55,22 @@ def statuses(url: str) -> list[str]:
 
 
 def test_a_partition_is_materialized_from_the_ui(dagster_home: Path, tmp_path: Path) -> None:
-    """Job page, Materialize all, pick a partition, Launch: it succeeds, checks passed, and samples are drawn."""
+    """A partition launched from the job's page succeeds, with checks, drawn samples and a link that opens them."""
     from playwright.sync_api import sync_playwright
 
     (dagster_home / "dagster.yaml").write_text(
         "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
-        # No daemon runs here that would take runs from a queue.
+        # No waiting for the daemon, which takes runs from a queue at intervals.
         "run_coordinator:\n  module: dagster._core.run_coordinator\n  class: DefaultRunCoordinator\n"
     )
     dataset = DatasetStore(declared_datasets("demo_project")["captions"])
     with open_instance() as instance:
         register_dataset(instance, dataset)
-    port = free_port()
+    port, viewer_port = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
-    log = tmp_path / "webserver.log"
-    command = [sys.executable, "-m", "dagster_webserver", "-m", "demo_project", "-h", "127.0.0.1"]
-    with process_group([*command, "-p", str(port)], log, tmp_path) as server:
+    log = tmp_path / "ui.log"
+    command = [sys.executable, "-c", "from mm_assets.cli.main import main; main()", "ui", "-m", "demo_project"]
+    with process_group([*command, "--port", str(port), "--viewer-port", str(viewer_port)], log, tmp_path) as server:
         wait_for(lambda: query(url, "{ version }") is not None or server.poll() is not None, WAIT, log)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
@@ -97,7 +99,16 @@ def test_a_partition_is_materialized_from_the_ui(dagster_home: Path, tmp_path: P
             )
             behind_a_click = page.get_by_text("[Show Markdown]").count()
             page.screenshot(path=SCREENSHOTS / "samples-in-the-ui.png", full_page=True)
+            with page.context.expect_page() as opened:
+                link = f'a[href^="http://127.0.0.1:{viewer_port}/captions/"][href$="part=captions-00000"]'
+                page.locator(link).first.click()
+            viewer = opened.value
+            viewer.locator("#main .card img").first.wait_for()
+            assert viewer.url == f"http://127.0.0.1:{viewer_port}/captions/?part=captions-00000"
             browser.close()
+        os.kill(server.pid, signal.SIGINT)
+        assert server.wait(30) == 0
+        assert query(url, "{ version }") is None
     assert behind_a_click == 0
     assert succeeded >= len(rules_of(dataset.spec, "packed_mult"))
     assert marker_of(dataset, "captions-00000") is not None

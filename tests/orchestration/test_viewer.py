@@ -1,8 +1,10 @@
 """Links to the viewer."""
 
+from pathlib import Path
+
 import pytest
 
-from mm_assets.orchestration.viewer import VIEWER_VARIABLE, viewer_link
+from mm_assets.orchestration.viewer import VIEWER_VARIABLE, claim_viewer, viewer_link
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,23 @@ def test_links(monkeypatch: pytest.MonkeyPatch, base: str, sample: str | None, l
     assert viewer_link("web", "a-1", sample) == link
 
 
-def test_no_viewer_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the variable there is no link."""
+def test_no_viewer_no_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without the variable, and before `mm-assets ui` was started, there is no link."""
     monkeypatch.delenv(VIEWER_VARIABLE, raising=False)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     assert viewer_link("web", "a-1") is None
+
+
+def test_the_viewer_of_the_instance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Links lead to the viewer that was started last, with the token that the first had; the variable goes before."""
+    monkeypatch.delenv(VIEWER_VARIABLE, raising=False)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    token = claim_viewer(tmp_path, "http://127.0.0.1:3001")
+    assert len(token) > 20
+    assert claim_viewer(tmp_path, "http://127.0.0.1:3005") == token
+    assert viewer_link("web", "a-1") == f"http://127.0.0.1:3005/web/?t={token}&part=a-1"
+    assert viewer_link("web") == f"http://127.0.0.1:3005/web/?t={token}"
+    (stored,) = tmp_path.iterdir()
+    assert stored.stat().st_mode & 0o077 == 0
+    monkeypatch.setenv(VIEWER_VARIABLE, "")
+    assert viewer_link("web") is None

@@ -1,0 +1,107 @@
+"""`mm-assets ui`: Dagster's pages, and beside them a viewer that their links open."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from mm_assets.cli.options import DatasetChoice
+from mm_assets.cli.output import echo
+from mm_assets.errors import ConfigError, SourceError
+
+if TYPE_CHECKING:
+    from mm_assets.pipeline.spec import DatasetSpec
+    from mm_assets.view import Backend
+
+_PATIENCE = 15.0  # seconds that Dagster has to end, after which it is killed
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--module", "-m", help="Definitions module; by default that of the project around this folder.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address that both listen on.")
+@click.option("--port", default=3000, show_default=True, type=click.IntRange(1, 65535), help="Port of Dagster's pages.")
+@click.option(
+    "--viewer-port", default=3001, show_default=True, type=click.IntRange(1, 65535), help="Port of the viewer."
+)
+@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Another name of this machine in URLs.")
+@click.argument("dagster_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS OF DAGSTER DEV]")
+def command(
+    module: str | None, host: str, port: int, viewer_port: int, hosts: tuple[str, ...], dagster_arguments: Sequence[str]
+) -> None:
+    """Start Dagster's pages and daemon, and a viewer of all datasets that their links open.
+
+    The links lead to the viewer from the first start on, also those of runs that other commands start. With
+    MM_ASSETS_VIEWER_URL set, they lead there and no viewer is started.
+    """
+    from mm_assets.cli.project import definitions_modules, import_places
+    from mm_assets.orchestration.viewer import VIEWER_VARIABLE
+
+    specs = DatasetChoice(module=module).specs()
+    modules = (module,) if module is not None else definitions_modules(Path.cwd())
+    if not os.environ.get(VIEWER_VARIABLE):
+        _start_viewer(specs, host, viewer_port, hosts)
+    echo(f"Dagster: http://{host}:{port}")
+    sys.stdout.flush()
+    named = [word for one in modules for word in ("-m", one)]
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *import_places(Path.cwd())]))
+    dagster = [sys.executable, "-m", "dagster", "dev", "--host", host, "--port", str(port), *named, *dagster_arguments]
+    code = _run(dagster, {**os.environ, "PYTHONPATH": path})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread of the viewer may be waiting for a remote file, and there is nothing to save
+
+
+def _start_viewer(specs: Sequence[DatasetSpec], host: str, port: int, hosts: Sequence[str]) -> None:
+    from mm_assets.orchestration.viewer import claim_viewer
+    from mm_assets.view import build_datasets_app, serve
+    from mm_assets.view.server import bind, url_of
+
+    try:
+        sock = bind(host, port)
+    except ConfigError as error:
+        raise ConfigError("arguments", "--viewer-port" if error.key == "--port" else error.key, error.detail) from error
+    home = Path(os.environ["DAGSTER_HOME"])
+    token = claim_viewer(home, url_of(sock, host, "").partition("/?")[0])
+    app = build_datasets_app({spec.name: partial(_opened, spec) for spec in specs}, token=token, hosts=[*hosts, host])
+    threading.Thread(target=serve, args=(app, sock), name="viewer", daemon=True).start()
+    echo(f"Samples: {url_of(sock, host, token)}")
+
+
+def _opened(spec: DatasetSpec) -> Backend:
+    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.view import open_backend
+
+    dataset = DatasetStore(spec)
+    if dataset.registered().source is None:
+        raise SourceError(dataset.store.url, f"is not registered yet: run `mm-assets register --dataset {spec.name}`")
+    return open_backend([dataset.store.url], storage_options=spec.root_options)
+
+
+def _run(words: Sequence[str], environment: dict[str, str]) -> int:
+    """Runs Dagster until it ends or this process is stopped; 0 where Dagster ended well or was stopped, else 1."""
+    dagster = subprocess.Popen(words, env=environment)
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        code = dagster.wait()
+    except KeyboardInterrupt:
+        with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):  # a second one does not wait
+            dagster.terminate()
+            dagster.wait(_PATIENCE)
+        dagster.kill()
+        return 0
+    return 1 if code else 0
