@@ -64,6 +64,8 @@ NOT_RUN: Mapping[str, Callable[[list[str]], None]] = {
 }
 """What a command of a page is not run for, by its first word, and the check in place of it."""
 
+SERVERS = ("ui", "view")  # commands that run until they are interrupted: only their options are parsed
+
 
 @dataclass(frozen=True)
 class Block:
@@ -138,7 +140,7 @@ class Reader:
             if words[0] == "export":
                 name, _, value = words[1].partition("=")
                 self.monkeypatch.setenv(name, value.replace("$PWD", str(Path.cwd())))
-            elif words[0] == "mm-assets" and block.is_parsed:
+            elif words[0] == "mm-assets" and (block.is_parsed or words[1] in SERVERS):
                 _options(words)
             elif words[0] == "mm-assets":
                 self._mm_assets(words, code, where)
