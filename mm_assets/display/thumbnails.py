@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,7 @@ _PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp", "image/avif",
 def thumbnail(item: Item, size: int = 256) -> bytes | None:
     """A JPEG of an item, at most `size` pixels on a side; None where there is no picture of it.
 
-    It is the image, its first frame or page, a video's poster, a depth map, or an audio's waveform.
+    It is the image, its first frame or page, a video's poster, a depth map, an audio's waveform, or a piano roll.
     """
     size = min(max(size, 16), MAX_SIZE)
     picture = next((one for one in item.media if one.content_type in _PICTURES), None)
@@ -28,6 +30,8 @@ def thumbnail(item: Item, size: int = 256) -> bytes | None:
         if picture is not None:
             data = bytes_of(picture)
             return None if data is None else thumbnail_of_image(data, size)
+        if item.kind == "midi":
+            return _piano_roll(item.data, size)
         peaks = item.medium("peaks") if item.kind == "audio" else None
         return None if peaks is None or peaks.make is None else _waveform(json.loads(peaks.make())["peaks"], size)
     except (MediaError, MissingExtraError):
@@ -44,6 +48,25 @@ def _waveform(peaks: list[list[float]], size: int) -> bytes:
     rows = np.arange(height)[:, np.newaxis]
     inside = (rows >= high) & (rows <= np.maximum(low, high))
     pixels = np.where(inside[:, :, np.newaxis], np.array(_WAVE), np.array(_BACKGROUND)).astype(np.uint8)
+    return jpeg_of(pixels, quality=80)
+
+
+def _piano_roll(data: Mapping[str, Any], size: int) -> bytes | None:
+    """The notes of a MIDI item over time, in the tones of a waveform; None where there are no notes."""
+    notes = np.array(data["notes"], np.float64)
+    if len(notes) == 0:
+        return None
+    onset, end, pitch = notes[:, 0], notes[:, 0] + notes[:, 1], notes[:, 2].astype(int)
+    width, lowest, pitches = size, int(pitch.min()) - 2, int(np.ptp(pitch)) + 5
+    height = max(16, size // 2)
+    first = (onset / max(end.max(), 1e-9) * (width - 1)).astype(int)
+    last = np.maximum(end / max(end.max(), 1e-9) * width, first + 1).astype(int)
+    top = (lowest + pitches - 1 - pitch) * height // pitches
+    thickness = max(2, height // pitches)
+    pixels = np.empty((height, width, 3), np.uint8)
+    pixels[:] = _BACKGROUND
+    for row, left, right in zip(top.tolist(), first.tolist(), last.tolist(), strict=True):
+        pixels[row : row + thickness, left:right] = _WAVE
     return jpeg_of(pixels, quality=80)
 
 

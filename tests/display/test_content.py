@@ -330,6 +330,17 @@ def test_midi_is_notes() -> None:
     assert (len(many.data["notes"]), "9,000" in many.note) == (6000, True)
 
 
+def test_the_thumbnail_of_midi_is_a_piano_roll() -> None:
+    """Notes are drawn from left to right at their pitch, and a file without notes has no picture."""
+    with Image.open(io.BytesIO(thumbnail(item_of(midi_file(), "a.mid"), 120) or b"")) as small:
+        is_note = np.asarray(small.convert("RGB"), np.int16)[:, :, 0] < 150
+    assert small.size == (120, 60)
+    tops = [int(np.argmax(is_note[:, column])) for column in (10, 60, 110)]
+    assert tops == sorted(tops, reverse=True)
+    assert len(set(tops)) == 3
+    assert thumbnail(item_of(midi_file(0), "a.mid"), 120) is None
+
+
 @pytest.mark.parametrize(
     "array",
     [

@@ -6,10 +6,13 @@ from typing import Any
 
 from mm_assets.display import Item
 
-__all__ = ["MAX_CANDIDATES", "PICTURED", "TEXTUAL", "text_of"]
+__all__ = ["MAX_CANDIDATES", "PICTURED", "PICTURED_MODALITIES", "TEXTUAL", "text_of"]
 
-PICTURED = ("image", "images", "page", "video", "depth", "document", "array", "series", "audio")
+PICTURED = ("image", "images", "page", "video", "depth", "document", "array", "series", "audio", "midi")
 """Kinds of items that may have a picture, the best one first."""
+
+PICTURED_MODALITIES = ("image", "video", "array", "audio", "midi")
+"""Modalities of rows, and of members, that may have a picture, the best one first."""
 
 MAX_CANDIDATES = 4
 """How many items of a sample are tried for a picture: one may turn out to have none."""

@@ -23,7 +23,7 @@ from mm_assets.sources.samples import modality_of, shard_labels
 from mm_assets.storage.files import SourceFile
 from mm_assets.summaries import counted
 from mm_assets.view.backends.base import NO_PICTURE, Backend, Entry, NoSampleError, Picture, fingerprint, shortened
-from mm_assets.view.backends.cards import MAX_CANDIDATES, text_of
+from mm_assets.view.backends.cards import MAX_CANDIDATES, PICTURED_MODALITIES, text_of
 from mm_assets.view.backends.member_list import MemberList, MemberPlace
 from mm_assets.view.backends.scratch import Scratch
 
@@ -36,7 +36,6 @@ MAX_SHOWN = 400  # members of one sample
 MAX_LISTED = 40  # of a card
 _SLICE_SECONDS = 0.02  # of reading on in the background, between which requests have their turn
 _CARD_BYTES = 16 << 10  # of a text that a card may show
-_PICTURED = ("image", "video", "array", "audio")  # row modalities that a picture can be made of, the best one first
 
 
 class ContainerBackend(Backend):
@@ -224,7 +223,9 @@ class ContainerBackend(Backend):
         return self._picture_of(self._members.members(index, MAX_LISTED))
 
     def _picture_of(self, members: Sequence[MemberPlace]) -> Picture:
-        chosen = [one for modality in _PICTURED for one in members if _modality(one.name) == modality][:MAX_CANDIDATES]
+        chosen = [one for modality in PICTURED_MODALITIES for one in members if _modality(one.name) == modality][
+            :MAX_CANDIDATES
+        ]
         if not chosen:
             return NO_PICTURE
         items = tuple(partial(self._item, member, member.name) for member in chosen)

@@ -15,6 +15,7 @@ from mm_assets.errors import SourceError
 from mm_assets.rows.schema import METADATA_POSITION, RESERVED_COLUMNS
 from mm_assets.rows.source_ref import SourceRef, parse_source_ref, source_ref_of
 from mm_assets.view.backends.base import NO_PICTURE, Backend, Entry, Picture, fingerprint, shortened
+from mm_assets.view.backends.cards import PICTURED_MODALITIES
 from mm_assets.view.backends.references import References
 from mm_assets.view.backends.row_files import ID_ROWS, RowFile
 
@@ -22,7 +23,6 @@ __all__ = ["RowsBackend"]
 
 MAX_ROWS = 400  # of one sample that are shown
 MAX_SHOWN = 400  # items of one sample
-_PICTURED = ("image", "video", "array", "audio")
 _SKIPPED = RESERVED_COLUMNS | {"path", "binary_content_size", "binary_content_crc32c"}
 
 
@@ -209,7 +209,7 @@ def _text(row: Mapping[str, Any]) -> str:
 
 def _pictured(rows: Sequence[Mapping[str, Any]]) -> int | None:
     """The row whose media are a sample's picture."""
-    for modality in _PICTURED:
+    for modality in PICTURED_MODALITIES:
         for place, row in enumerate(rows):
             if row.get("modality") == modality and _has_media(row):
                 return place

@@ -85,12 +85,20 @@ function drawTokens(item) {
 
 // --- pictures --------------------------------------------------------------------------------------------------------
 
+const SMALL = 128; // pixels on a side
+
 function zoomable(image, label, over = null) {
   // Click or Enter enlarges at that point; + and - enlarge and shrink, 0 fits it into its place again.
   let scale = 0; // 0: fitted
   const canvas = element("div", { class: "mm-zoomed" }, image, over);
   const view = element("div", { class: "mm-zoom", tabindex: 0, role: "group", "aria-label": `${label}. Enlarge with + and -, 0 fits it.` }, canvas);
-  const fitted = () => (image.naturalWidth ? Math.min(1, view.clientWidth / image.naturalWidth) : 1);
+  const sides = ["width", "height"].map((name) => Number(image.getAttribute(name)));
+  if (Math.min(...sides) > 0 && Math.max(...sides) <= SMALL) view.classList.add("mm-small"); // drawn larger
+  let fitting = 1; // the scale at which it was fitted last
+  const fitted = () => {
+    if (scale === 0 && image.naturalWidth) fitting = image.clientWidth / image.naturalWidth;
+    return fitting;
+  };
   const set = (wanted, at = null) => {
     const before = scale || fitted();
     const next = wanted === 0 ? 0 : clamp(wanted, 0.05, 16);
