@@ -30,6 +30,7 @@ directory_type = "project"
 
 [project]
 root_module = "{_NEW_PACKAGE}"
+code_location_name = "{_NEW_PACKAGE}.definitions"
 registry_modules = ["mm_assets.orchestration"]
 """
 _NEW_DEFINITIONS = '''\

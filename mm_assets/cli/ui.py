@@ -18,13 +18,16 @@ import click
 
 from mm_assets.cli.options import DatasetChoice
 from mm_assets.cli.output import echo
-from mm_assets.errors import ConfigError, SourceError
+from mm_assets.errors import SourceError
 
 if TYPE_CHECKING:
     from mm_assets.pipeline.spec import DatasetSpec
     from mm_assets.view import Backend
 
 _PATIENCE = 15.0  # seconds that Dagster has to end, after which it is killed
+_OTHER = "name another one"
+# What Dagster warns of its own use of its own code; a filter's message is the start of the warning's.
+_IGNORED = "ignore:Function `dev_command` is superseded,ignore:Parameter `owners` of initializer"
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -46,9 +49,11 @@ def command(
     """
     from mm_assets.cli.project import definitions_modules, import_places
     from mm_assets.orchestration.viewer import VIEWER_VARIABLE
+    from mm_assets.view.server import bind
 
     specs = DatasetChoice(module=module).specs()
     modules = (module,) if module is not None else definitions_modules(Path.cwd())
+    bind(host, port, advice=_OTHER).close()  # Dagster's other processes would run on without the pages
     if not os.environ.get(VIEWER_VARIABLE):
         _start_viewer(specs, host, viewer_port, hosts)
     echo(f"Dagster: http://{host}:{port}")
@@ -56,7 +61,8 @@ def command(
     named = [word for one in modules for word in ("-m", one)]
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *import_places(Path.cwd())]))
     dagster = [sys.executable, "-m", "dagster", "dev", "--host", host, "--port", str(port), *named, *dagster_arguments]
-    code = _run(dagster, {**os.environ, "PYTHONPATH": path})
+    warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), _IGNORED]))
+    code = _run(dagster, {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": warnings})
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a thread of the viewer may be waiting for a remote file, and there is nothing to save
@@ -67,10 +73,7 @@ def _start_viewer(specs: Sequence[DatasetSpec], host: str, port: int, hosts: Seq
     from mm_assets.view import build_datasets_app, serve
     from mm_assets.view.server import bind, url_of
 
-    try:
-        sock = bind(host, port)
-    except ConfigError as error:
-        raise ConfigError("arguments", "--viewer-port" if error.key == "--port" else error.key, error.detail) from error
+    sock = bind(host, port, option="--viewer-port", advice=_OTHER)
     home = Path(os.environ["DAGSTER_HOME"])
     token = claim_viewer(home, url_of(sock, host, "").partition("/?")[0])
     app = build_datasets_app({spec.name: partial(_opened, spec) for spec in specs}, token=token, hosts=[*hosts, host])

@@ -15,8 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["bind", "serve", "url_of"]
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, option: str = "--port", advice: str = "`--port 0` takes a free one") -> socket.socket:
     """A socket that listens on an address; port 0 takes a free one.
+
+    Args:
+        host: name or IP address of this machine.
+        port: number.
+        option: that the port was given with, for the message.
+        advice: what to do where it is taken.
 
     Raises:
         ConfigError: the address is not one of this machine, or the port is taken.
@@ -26,8 +32,8 @@ def bind(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=128)
     except (OSError, OverflowError) as error:
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        advice = "; `--port 0` takes a free one" if taken else ""
-        raise ConfigError("arguments", "--port" if taken else "--host", f"{host}:{port}: {error}{advice}") from error
+        detail = f"{host}:{port} is in use by another program; {advice}" if taken else f"{host}: {error}"
+        raise ConfigError("arguments", option if taken else "--host", detail) from error
 
 
 def url_of(sock: socket.socket, host: str, token: str) -> str:
