@@ -12,7 +12,7 @@ export DAGSTER_HOME := $(CURDIR)/dagster_home
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run ui quick test nightly fuzz coverage check docs wheels test-cluster test-wheels bench-loading bench-ingest bench-memory bench-decodable clean reset
+.PHONY: help run ui quick test nightly fuzz coverage check docs screenshots wheels test-cluster test-wheels bench-loading bench-ingest bench-memory bench-decodable clean reset
 
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
@@ -25,6 +25,7 @@ help:
 	@echo "make coverage    the lines and branches that the quick tests run, of the parts that must not be wrong"
 	@echo "make check       ruff, mypy --strict, import-linter, the prose check, dg check defs"
 	@echo "make docs        build the documentation into site/: open site/index.html, no server is needed"
+	@echo "make screenshots  take the pictures of the documentation again, with chromium (two minutes)"
 	@echo "make wheels      build mm-assets and mm-assets-reader into dist/, and check what is in them"
 	@echo "make test-wheels install the built mm-assets in an environment of its own and run $(WHEEL_TESTS) of tests/e2e"
 	@echo "make bench-loading DATA=folder  reading and writing, side by side with other projects (an hour, 30 GB)"
@@ -91,6 +92,9 @@ check: $(VENV)/dev.done
 docs: $(VENV)/dev.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
+
+screenshots: $(VENV)/dev.done
+	$(BIN)/python docs/screenshots.py
 
 wheels: $(VENV)/dev.done
 	rm -rf dist

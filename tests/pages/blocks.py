@@ -9,7 +9,8 @@
 | `sh` after `<!-- parsed, not run -->` | `mm-assets` commands are parsed: they need what a test does not have |
 | `text` | each of its lines is in the output of the block before it, whatever the white space |
 
-Commands that need a network, a cluster or minutes are in `NOT_RUN`, with what is checked instead.
+Commands that need a network, a cluster or minutes are in `NOT_RUN`, with the reason and what is checked instead. A
+reader notes each command that it does not run.
 """
 
 from __future__ import annotations
@@ -54,17 +55,31 @@ def _nothing(words: list[str]) -> None:
     """Another program's own command."""
 
 
-NOT_RUN: Mapping[str, Callable[[list[str]], None]] = {
-    "make": _make,
-    "pip": _nothing,
-    ".": _nothing,
-    "torchrun": _nothing,
-    "dagster": _nothing,
-    "dg": _nothing,
-}
-"""What a command of a page is not run for, by its first word, and the check in place of it."""
+def _extras(words: list[str]) -> None:
+    """An extra of the project that `pip` shall install is one."""
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    for found in re.findall(r"mm-assets\[([^\]]*)\]", " ".join(words)):
+        assert set(found.split(",")) <= set(extras), words
 
-SERVERS = ("ui", "view")  # commands that run until they are interrupted: only their options are parsed
+
+NOT_RUN: Mapping[str, tuple[str, Callable[[list[str]], None]]] = {
+    "make": ("installs packages, or takes minutes; CI runs it", _make),
+    "pip": ("asks a package index", _extras),
+    ".": ("activates an environment, which the test has", _nothing),
+    "torchrun": ("starts processes that need torch", _nothing),
+    "dagster": ("starts a service", _nothing),
+    "dg": ("takes seconds; `make check` and tests/e2e/test_dg.py run it", _nothing),
+}
+"""What a command of a page is not run for, by its first word: the reason, and the check in place of it."""
+
+PARSED = "needs what a test does not have"
+"""The reason of `mm-assets` commands in a block that is only parsed."""
+
+SERVERS = ("ui", "view")
+ENDLESS = "runs until it is interrupted"
+"""The reason of the commands in `SERVERS`."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +104,26 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 def commands_of(code: str) -> Iterator[tuple[list[str], int]]:
-    """Yield the commands of a shell block as words, without comments, with the exit code that is expected."""
+    """Yield the commands of a shell block as words, without comments, with the exit code that is expected.
+
+    Commands joined by `&&` are several; what runs in the background is a command as others.
+    """
     for line in code.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
         code_said = re.search(r"# exit code (\d+)$", line)
-        if words:
-            yield words, int(code_said[1]) if code_said else 0
+        words: list[str] = []
+        for word in [*shlex.split(line, comments=True), "&&"]:
+            if word not in ("&&", "&"):
+                words.append(word)
+            elif words:
+                yield words, int(code_said[1]) if code_said else 0
+                words = []
+
+
+def _in_shell(line: str, where: str) -> str:
+    """What a line of the shell prints."""
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (where, line, done.stderr)
+    return done.stdout
 
 
 @dataclass
@@ -104,12 +133,14 @@ class Reader:
     Attributes:
         page: what is followed.
         monkeypatch: for the current folder, variables and the import path; undone by the test.
+        not_run: the programs of commands that were not run, with the reason.
     """
 
     page: Path
     monkeypatch: pytest.MonkeyPatch
     space: dict[str, Any] = field(default_factory=dict)
     output: str = ""
+    not_run: list[tuple[str, str]] = field(default_factory=list)
 
     def follow(self) -> None:
         """Run every block of the page."""
@@ -138,19 +169,28 @@ class Reader:
         self.output = ""
         for words, code in commands_of(block.code):
             if words[0] == "export":
-                name, _, value = words[1].partition("=")
-                self.monkeypatch.setenv(name, value.replace("$PWD", str(Path.cwd())))
+                for word in words[1:]:
+                    name, _, value = word.partition("=")
+                    self._export(name, _in_shell(f'printf %s "{value}"', where))
             elif words[0] == "mm-assets" and (block.is_parsed or words[1] in SERVERS):
                 _options(words)
+                self.not_run.append(("mm-assets", PARSED if block.is_parsed else ENDLESS))
             elif words[0] == "mm-assets":
                 self._mm_assets(words, code, where)
             elif words[0] in SHELL:
-                line = " ".join(word if set("*?") & set(word) else shlex.quote(word) for word in words)
-                done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
-                assert done.returncode == 0, (where, line, done.stderr)
-                self.output += done.stdout
+                line = " ".join(word if set("*?$") & set(word) else shlex.quote(word) for word in words)
+                self.output += _in_shell(line, where)
             else:
-                NOT_RUN[words[0]](words)
+                self._other(words, where)
+
+    def _export(self, name: str, value: str) -> None:
+        self.monkeypatch.setenv(name, value)
+
+    def _other(self, words: list[str], where: str) -> None:
+        """Checks a command that is not run."""
+        reason, check = NOT_RUN[words[0]]
+        check(words)
+        self.not_run.append((words[0], reason))
 
     def _mm_assets(self, words: list[str], code: int, where: str) -> None:
         result = CliRunner().invoke(main, words[1:], prog_name="mm-assets", catch_exceptions=False)
