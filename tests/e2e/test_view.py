@@ -107,6 +107,38 @@ def focused_index(page: Any) -> str | None:
 
 
 @needs_browser
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_grid_is_sorted_and_filtered(packed: Path, browse: Callable[..., Any], width: int) -> None:
+    """The grid's control sorts, a condition is added, the URL has both, and a sample returns there."""
+    page = browse(packed, width)
+    page.locator(".card").nth(49).wait_for()
+    before = page.locator(".grid").bounding_box()["y"]
+    control = page.get_by_label("Sort by")
+    until(page, "document.querySelector('.x-sort').options.length > 5")
+    assert page.locator(".grid").bounding_box()["y"] == before
+    control.select_option("index")
+    page.locator(".x-value", has_text="index: 0").wait_for()
+    page.get_by_label("Direction").select_option("desc")
+    page.locator(".card").first.get_by_text("index: 129").wait_for()
+    page.get_by_label("Condition").fill("present_image and index < 100")
+    page.keyboard.press("Enter")
+    page.locator(".card").first.get_by_text("index: 98").wait_for()
+    until(page, "document.querySelector('.card img')?.naturalWidth > 0")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator(".card").first.click()
+    page.get_by_role("heading", name="id-098").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".card").first.get_by_text("index: 98").wait_for()
+    assert "where=present_image" in page.url
+    assert focused_index(page) == "98"
+    page.reload()
+    page.locator(".card").first.get_by_text("index: 98").wait_for()
+    page.get_by_label("Condition").fill("no_such > 1")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").get_by_text("no_such").first.wait_for()
+
+
+@needs_browser
 def test_samples_are_looked_at_with_the_keyboard_alone(packed: Path, browse: Callable[..., Any]) -> None:
     """Arrows move in the grid, Enter opens, arrows turn, Escape returns to the card, `/` searches, `?` helps."""
     page = browse(packed)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mm_assets.display import Item
 from mm_assets.errors import ConfigError, SourceError
@@ -22,6 +22,9 @@ from mm_assets.view.backends.packed import PackedBackend
 from mm_assets.view.backends.references import References
 from mm_assets.view.backends.row_files import ParquetRows
 from mm_assets.view.backends.rows import RowsBackend
+
+if TYPE_CHECKING:
+    from mm_assets.view.sample_table import SampleTable
 
 __all__ = ["FolderBackend", "open_dataset_store"]
 
@@ -119,6 +122,10 @@ class FolderBackend(Backend):
     def about(self) -> Mapping[str, Any]:
         """What the manifest has, and whether there is one."""
         return {"has_manifest": self._whole is not None, **({} if self._whole is None else self._whole.about())}
+
+    def sample_table(self) -> SampleTable | None:
+        """As the manifest's."""
+        return None if self._whole is None else self._whole.sample_table()
 
     def note(self) -> str:
         """That there is nothing to show yet."""
@@ -246,6 +253,9 @@ class _PartitionBackend(Backend):
 
     def about(self) -> Mapping[str, Any]:
         return {**self._inner.about(), **self._facts}
+
+    def sample_table(self) -> SampleTable | None:
+        return self._inner.sample_table()
 
     def note(self) -> str:
         return "\n".join(filter(None, (self._failure, self._inner.note())))

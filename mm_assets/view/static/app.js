@@ -1,7 +1,7 @@
 // The viewer's frame: the grid of samples, the page of a sample, the keyboard, and the URL, which has the whole state.
 //
 // The state is the query of the URL: `part` a partition, `offset` the first sample of a page, `q` and `start` a search,
-// `n` a sample, `page` one of the exploring pages. Texts only ever become text nodes.
+// `n` a sample, `back` the query of the page that it returns to, `page` one of the exploring pages. Texts only ever become text nodes.
 
 const LIMIT = 50;
 const PARTITIONS = 200;
@@ -200,13 +200,13 @@ function showFrame(now) {
 
 // --- pages --------------------------------------------------------------------------------------------------------
 
-/** A card of the grid. */
-export function card(entry, part = state().part) {
+/** A card of the grid; `back` is the query of the page that its sample returns to, where that is not the grid. */
+export function card(entry, part = state().part, back = undefined) {
   const picture = entry.picture
     ? h("img", { src: entry.picture, alt: "", loading: "lazy", decoding: "async", draggable: "false",
       onerror: (event) => event.target.replaceWith(entry.text ? h("p", {}, entry.text) : h("span", {}, "no picture")) })
     : entry.text ? h("p", {}, entry.text) : h("span", {}, entry.names.join(", ") || "empty");
-  return h("li", {}, h("a", { class: "card", href: link({ part, n: entry.index }), "data-index": entry.index },
+  return h("li", {}, h("a", { class: "card", href: link({ part, n: entry.index, back }), "data-index": entry.index },
     h("div", { class: "thumb" }, picture),
     h("div", { class: "words" },
       h("span", { class: "id", title: entry.id }, entry.id),
@@ -263,7 +263,7 @@ async function showGrid(root, now, signal) {
       next: found.next === null ? null : link({ ...now, offset: found.next }),
     };
   }
-  const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), stageChoice(now),
+  const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), stageChoice(now), ...(now.q ? [] : exploreModule?.sortControl(api, now) ?? []),
     pageLink("← Previous", paging.previous === "back" ? null : paging.previous, "prev"), pageLink("Next →", paging.next, "next"));
   root.replaceChildren(bar, ...(found.note ? [h("p", { class: "note" }, found.note)] : []),
     h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry) => card(entry, now.part))));
@@ -307,7 +307,7 @@ async function showSample(root, now, signal) {
       h("header", {}, h("h2", { id: `item-${place}` }, item.name), h("span", { class: "kind" }, item.kind)),
       facts(item), item.note ? h("p", { class: `note${item.kind === "unreadable" ? " bad" : ""}` }, item.note) : null, holder);
   });
-  const back = link({ part: now.part, offset: Math.floor(index / LIMIT) * LIMIT });
+  const back = link(now.back ? Object.fromEntries(new URLSearchParams(now.back)) : { part: now.part, offset: Math.floor(index / LIMIT) * LIMIT });
   const isLast = found.count !== null && index + 1 >= found.count;
   paging = {
     previous: index > 0 ? link({ ...now, n: index - 1 }) : null,

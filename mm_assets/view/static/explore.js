@@ -1,56 +1,20 @@
-// The exploring pages: SQL, filter, drops, scores, partitions, versions and origins of a dataset.
+// The exploring pages: SQL, drops, scores, partitions, versions and origins of a dataset.
 //
 // Like app.js: the URL has the state of a page, and texts only ever become text nodes. A page draws into `root` and asks
 // by `api`. What a person moves (a threshold, a text) changes the URL without drawing the page again.
 
+import { baseName, bytesText, choice, count, failure, field, fill, keep, openLink, plural, queryError, say, short, stepLink } from "./explore_tools.js";
+import { showFilter, sortControl as sortBy } from "./filter.js";
+
 const SVG = "http://www.w3.org/2000/svg";
-const available = await fetch("api/explore").then((answer) => answer.json()).then((found) => found.available, () => false);
-
-// --- small tools --------------------------------------------------------------------------------------------------
-
-const count = (number) => Number(number).toLocaleString("en-US");
-const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
-const short = (value) => (value === null || value === undefined ? "" : Number.isInteger(value) ? count(value) : String(Number(value.toPrecision(4))));
-const baseName = (path) => (path ?? "").split("/").pop();
-const say = (text) => { const said = document.getElementById("said"); if (said) said.textContent = text; };
-
-function bytesText(size) {
-  if (size === null || size === undefined) return "";
-  const units = ["bytes", "kB", "MB", "GB", "TB"];
-  let value = size;
-  let unit = 0;
-  while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
-  return `${unit ? value.toPrecision(3) : value} ${units[unit]}`;
-}
+const found = await fetch("api/explore").then((answer) => answer.json()).catch(() => ({ available: false, has_columns: false }));
+const { available } = found;
 
 function svg(name, attributes = {}, ...children) {
   const node = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) if (value !== null && value !== undefined) node.setAttribute(key, String(value));
   node.append(...children);
   return node;
-}
-
-/** Stores a state in the URL without drawing the page again. */
-function keep(api, parameters, { push = false } = {}) {
-  const target = api.link(parameters);
-  if (new URL(target, location.href).href !== location.href) history[push ? "pushState" : "replaceState"]({}, "", target);
-}
-
-function failure(api, error) {
-  return api.h("p", { class: "note bad", role: "alert" }, error.message);
-}
-
-/** Draws into a place what a promise gives, and its error in words. */
-async function fill(api, place, work) {
-  place.setAttribute("aria-busy", "true");
-  try {
-    const found = await work();
-    if (found !== undefined) place.replaceChildren(...[found].flat().filter(Boolean));
-  } catch (error) {
-    place.replaceChildren(failure(api, error));
-  } finally {
-    place.removeAttribute("aria-busy");
-  }
 }
 
 function table(api, headings, rows, label, numbers = []) {
@@ -61,17 +25,6 @@ function table(api, headings, rows, label, numbers = []) {
     h("tbody", {}, ...rows.map((cells) => h("tr", {}, ...cells.map((cell, at) => h("td", { class: numeric.has(at) ? "number" : undefined }, cell ?? "")))))));
 }
 
-function field(api, label, control) {
-  return api.h("label", { class: "x-field" }, api.h("span", {}, label), control);
-}
-
-function choice(api, label, options, chosen, onchange) {
-  const { h } = api;
-  return field(api, label, h("select", { onchange: (event) => onchange(event.target.value) },
-    ...options.map(([value, title]) => h("option", { value, selected: value === chosen }, title))));
-}
-
-const openLink = (api, partition, sampleId) => api.link({ page: "open", partition, sample_id: sampleId });
 const placeOf = (row) => (row.sample_id !== null && row.sample_id !== undefined && row.position !== null && row.modality
   ? { partition: row.partition, sample_id: row.sample_id, position: row.position, modality: row.modality }
   : { partition: row.partition, shard: row.shard, member: row.member, byte_offset: row.byte_offset });
@@ -147,18 +100,6 @@ async function showSql(root, api, now) {
   else editor.focus({ preventScroll: true });
 }
 
-function queryError(api, found, sql, editor) {
-  const { h } = api;
-  if (!found.line) { say(found.error); return [h("p", { class: "note bad", role: "alert" }, found.error)]; }
-  const line = sql.split("\n")[found.line - 1] ?? "";
-  const start = sql.split("\n").slice(0, found.line - 1).reduce((sum, one) => sum + one.length + 1, 0) + found.column - 1;
-  const end = start + (/^\w+/.exec(sql.slice(start))?.[0].length ?? 1);
-  if (document.activeElement === editor) editor.setSelectionRange(start, Math.min(end, sql.length));
-  return [h("div", { class: "note bad", role: "alert" },
-    h("p", {}, `Line ${found.line}, column ${found.column}: ${found.error}`),
-    h("pre", { class: "x-where" }, `${line}\n${" ".repeat(Math.max(found.column - 1, 0))}^`))];
-}
-
 function rowsOf(api, found) {
   const { h } = api;
   const names = found.columns.map((column) => column.name);
@@ -177,58 +118,6 @@ function rowsOf(api, found) {
   const said = `${plural(found.rows.length, "row")}${found.truncated ? ", and more that are not shown" : ""} in ${found.seconds} s`;
   say(said);
   return [h("p", { class: "muted" }, said), table(api, id >= 0 ? ["", ...names] : names, rows, "Result", numeric)];
-}
-
-// --- filter -------------------------------------------------------------------------------------------------------
-
-async function showFilter(root, api, now) {
-  const { h } = api;
-  const { relations } = await api.get("api/explore/relations");
-  const usable = relations.filter((one) => ["partition", "sample_id"].every((name) => one.columns.some(([column]) => column === name)));
-  const relation = usable.find((one) => one.name === (now.relation ?? "filtered_rows")) ?? usable[0];
-  if (!relation) { root.replaceChildren(h("p", { class: "note" }, "There are no rows yet: run a partition first.")); return; }
-  const condition = h("input", { type: "text", id: "where", value: now.where ?? "", placeholder: "image_width > 512 and language = 'en'", spellcheck: "false", autocapitalize: "off", autocomplete: "off" });
-  const state = { part: now.part, page: "filter", relation: relation.name === "filtered_rows" ? undefined : relation.name, where: now.where, order: now.order, direction: now.direction };
-  const change = (changed) => api.go({ ...state, where: condition.value.trim(), ...changed });
-  const columns = relation.columns.map(([name]) => [name, name]);
-  const place = h("div", { id: "filtered" });
-  root.replaceChildren(
-    h("form", { class: "x-controls", onsubmit: (event) => { event.preventDefault(); change({}); } },
-      choice(api, "Rows of", usable.map((one) => [one.name, one.name]), relation.name, (value) => change({ relation: value, order: "" })),
-      h("div", { class: "x-grow" }, field(api, "Condition (SQL)", condition)),
-      choice(api, "Order by", [["", "sample"], ...columns], now.order ?? "", (value) => change({ order: value })),
-      choice(api, "Direction", [["asc", "smallest first"], ["desc", "largest first"]], now.direction ?? "asc", (value) => change({ direction: value })),
-      h("button", { type: "submit", class: "x-main" }, "Apply")),
-    place);
-  await fill(api, place, async () => {
-    const offset = Number(now.offset ?? 0) || 0;
-    const found = await api.get("api/explore/select", { relation: relation.name, where: now.where, order: now.order, direction: now.direction, offset });
-    if (found.error) return queryError(api, found, now.where ?? "", condition);
-    const more = found.next === null ? null : api.link({ ...state, offset: found.next });
-    const before = offset > 0 ? api.link({ ...state, offset: Math.max(offset - 50, 0) }) : null;
-    const said = found.entries.length ? `${plural(found.entries.length, "sample")}${offset ? ` after the first ${plural(offset, "row")}` : ""}${more ? ", and more" : ""}` : "No sample has such a row";
-    say(said);
-    return [
-      h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), stepLink(api, "← Previous", before, "prev"), stepLink(api, "Next →", more, "next")),
-      h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry, at) => filteredCard(api, entry, found.rows[at], now.order))),
-    ];
-  });
-}
-
-function filteredCard(api, entry, row, order) {
-  const { h } = api;
-  const value = order && row.value !== null ? h("span", { class: "x-value" }, `${order}: ${typeof row.value === "number" ? short(row.value) : row.value}`) : null;
-  if (entry.index < 0) {
-    return h("li", {}, h("a", { class: "card", href: api.link({ page: "origin", partition: row.partition, sample_id: row.sample_id }) },
-      h("div", { class: "thumb" }, "not packed"), h("div", { class: "words" }, h("span", { class: "id", title: entry.id }, entry.id), value)));
-  }
-  const card = api.card(entry, entry.part);
-  if (value) card.querySelector(".names").replaceWith(value); // a card has room for one of them
-  return card;
-}
-
-function stepLink(api, title, target, rel) {
-  return api.h("a", { class: "button", rel, ...(target ? { href: target } : { "aria-disabled": "true" }) }, title);
 }
 
 // --- drops --------------------------------------------------------------------------------------------------------
@@ -715,11 +604,14 @@ export function samplePanel(root, api, now) {
 
 // --- pages --------------------------------------------------------------------------------------------------------
 
+/** What the grid of samples is sorted and filtered by; nothing where the source has no columns. */
+export const sortControl = (api, now) => (found.has_columns ? sortBy(api, now, available) : []);
+
 /** The pages of the navigation by their name in the URL; there are two more, which other pages lead to. */
 export const pages = {};
+if (found.has_columns) pages.filter = { title: "Filter", render: (root, api, now) => showFilter(root, api, now, available) };
 if (available) {
   Object.assign(pages, {
-    filter: { title: "Filter", render: showFilter },
     sql: { title: "SQL", render: showSql },
     drops: { title: "Drops", render: showDrops },
     scores: { title: "Scores", render: showScores },
