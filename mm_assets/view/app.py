@@ -141,6 +141,7 @@ def build_app(backend: Backend, *, token: str, hosts: Iterable[str] = (), routes
         Route("/static/{name}", _static),
         Route("/favicon.ico", _icon),  # which a browser asks for before it has read the page
         Route("/api/about", _about),
+        Route("/api/newest", _newest),
         Route("/api/samples", _samples),
         Route("/api/find", _find),
         Route("/api/sample/{index:int}", _sample),
@@ -252,12 +253,18 @@ async def _about(request: Request) -> Response:
             "kind": backend.kind,
             "count": backend.count(),
             "part": request.query_params.get("part", ""),
+            "has_versions": viewer.backend.has_versions,
             "has_partitions": bool(viewer.backend.partitions()),
             "modules": [name for name in ("items.js", "explore.js") if name in names],
             **backend.about(),
         }
 
     return Json(await viewer.run(work))
+
+
+async def _newest(request: Request) -> Response:
+    viewer, part = _viewer(request), request.query_params.get("part", "")
+    return Json({"part": await viewer.run(lambda: viewer.backend.newest(part))})
 
 
 async def _samples(request: Request) -> Response:

@@ -60,6 +60,9 @@ def explore_routes(backend: Backend) -> list[BaseRoute]:
         "diff/samples": lambda e, r: e.diff_samples(
             text_of(r, "old"), text_of(r, "new"), text_of(r, "partition"), whole_of(r, "offset", 0, _MOST)
         ),
+        "compare": lambda e, r: e.compare(
+            text_of(r, "old"), text_of(r, "new"), text_of(r, "partition"), text_of(r, "sample_id")
+        ),
         "origin": _origin,
         "at": lambda e, r: e.at(text_of(r, "shard"), text_of(r, "member"), optional_of(r, "byte")),
         "checksum": lambda e, r: e.checksum(_place(r)),

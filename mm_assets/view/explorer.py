@@ -142,8 +142,8 @@ class Explorer:
         sandbox = self.sandbox()
         if relation not in sandbox.names or not relation.isidentifier():
             raise ConfigError("arguments", "relation", f"{relation!r} is none of {', '.join(sandbox.names)}")
-        partition = part.partition("/")[0].replace("'", "''")
-        conditions = [f"partition = '{partition}'"] if part else []
+        partition = "" if part.startswith("@") else part.partition("/")[0].replace("'", "''")
+        conditions = [f"partition = '{partition}'"] if partition else []
         if not where.strip() and not order and relation in _ROW_TABLES:
             conditions += ["position = -1"]  # the metadata row, of which each sample has one
         found = ordered_rows(
@@ -197,11 +197,12 @@ class Explorer:
 
     def partition_of(self, part: str, index: int) -> str | None:
         """The partition of a sample that is shown, by the partition that is chosen or the order of the manifest."""
-        if part:
+        if part and not part.startswith("@"):
             return part.partition("/")[0]
+        is_manifest = _MANIFEST.fullmatch(self._backend.title) is not None
+        digest = self._backend.shown_digest(part) if isinstance(self._backend, FolderBackend) else None
         try:
-            is_manifest = _MANIFEST.fullmatch(self._backend.title) is not None
-            shown = history.find_version(self.dataset, self._backend.title if is_manifest else "newest")
+            shown = history.find_version(self.dataset, self._backend.title if is_manifest else digest or "newest")
         except ConfigError:
             return None
         keys = list(shown.partitions)
@@ -354,6 +355,45 @@ class Explorer:
         samples = list(found.samples(partition, offset=offset, limit=PAGE + 1))
         more = len(samples) > PAGE
         return {"samples": [asdict(sample) for sample in samples[:PAGE]], "next": offset + PAGE if more else None}
+
+    def compare(self, old: str, new: str, partition: str, sample_id: str) -> dict[str, Any]:
+        """Where the viewer shows a sample of two versions, and which of its modalities differ.
+
+        Raises:
+            ConfigError: there is no such version, or what is looked at is not the folder.
+            NoSampleError: neither version has the sample.
+        """
+        if not isinstance(self._backend, FolderBackend):
+            raise ConfigError(
+                "arguments", "X", "versions of a sample are compared where the dataset's folder is opened"
+            )
+        sides: list[tuple[dict[str, Any], dict[str, tuple[int, int | None]]]] = []
+        for name in (old, new):
+            version = history.find_version(self.dataset, _named(name))
+            part = f"@{version.digest}"
+            backend = self._backend.version(version.digest)
+            start = 0
+            for key, file in version.partitions.items():
+                if key == partition:
+                    break
+                start += file.num_samples
+            count = version.partitions[partition].num_samples if partition in version.partitions else 0
+            index = backend.index_among(sample_id, start, start + count)
+            sides.append(({"part": part, "n": index}, {} if index is None else backend.contents(index)))
+        if all(side["n"] is None for side, _ in sides):
+            raise NoSampleError(f"neither version has sample {sample_id!r} of partition {partition!r}")
+        (before, had), (after, has) = sides
+        names = dict.fromkeys([*had, *has])
+        return {"old": before, "new": after, "states": {name: _state(had.get(name), has.get(name)) for name in names}}
+
+
+def _state(old: tuple[int, int | None] | None, new: tuple[int, int | None] | None) -> str:
+    """What became of a modality: ``same``, ``differs``, ``old``, ``new`` (only there) or ``unknown``."""
+    if old is None or new is None:
+        return "new" if old is None else "old"
+    if old == new and old[1] is None:
+        return "unknown"  # of the same size, and without checksums
+    return "same" if old == new else "differs"
 
 
 def _named(version: str) -> str:

@@ -21,6 +21,7 @@ _TYPES = {
     "explore.js": "text/javascript; charset=utf-8",
     "explore_tools.js": "text/javascript; charset=utf-8",
     "filter.js": "text/javascript; charset=utf-8",
+    "versions.js": "text/javascript; charset=utf-8",
     "explore.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }

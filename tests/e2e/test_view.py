@@ -139,6 +139,43 @@ def test_the_grid_is_sorted_and_filtered(packed: Path, browse: Callable[..., Any
 
 
 @needs_browser
+@pytest.mark.parametrize("width", [400, 1400])
+def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any], width: int) -> None:
+    """A version that is published meanwhile is said without moving anything, and shown only when it is asked for."""
+    (tmp_path / "in").mkdir()
+
+    def publish(name: str) -> None:
+        with tarfile.open(tmp_path / "in" / f"{name}.tar", "w") as tar:
+            for key in (f"{name}1", f"{name}2"):
+                member = tarfile.TarInfo(f"{key}.txt")
+                member.size = len(key)
+                tar.addfile(member, io.BytesIO(key.encode()))
+        run_chain(declare(tmp_path / "root", tmp_path / "in"))
+
+    publish("a")
+    page = browse(tmp_path / "root" / "data", width)
+    page.locator(".card").nth(1).wait_for()
+    before = page.locator(".grid").bounding_box()
+    publish("b")
+    page.wait_for_timeout(5500)  # for which the server uses what it knows
+    page.reload()
+    offer = page.get_by_role("link", name="Show the newest")
+    offer.wait_for()
+    assert page.locator(".card").count() == 2
+    assert page.locator(".grid").bounding_box() == before
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    offer.focus()
+    page.keyboard.press("Enter")
+    page.locator(".card").nth(3).wait_for()
+    assert page.locator("#newer").count() == 0
+    page.locator(".card").nth(3).click()
+    page.get_by_role("heading", name="b2").wait_for()
+    page.go_back()
+    page.go_back()
+    until(page, "document.querySelectorAll('.card').length === 2")
+
+
+@needs_browser
 def test_samples_are_looked_at_with_the_keyboard_alone(packed: Path, browse: Callable[..., Any]) -> None:
     """Arrows move in the grid, Enter opens, arrows turn, Escape returns to the card, `/` searches, `?` helps."""
     page = browse(packed)

@@ -243,6 +243,35 @@ def test_two_versions_side_by_side(client: TestClient) -> None:
     ]
 
 
+def test_a_sample_of_two_versions_is_compared(tmp_path: Path) -> None:
+    """Each modality is the same, differs, or is in one version only, and both samples are shown by their version."""
+    members = {"s0.txt": "first", "s0.png": png(1), "s1.txt": "second", "s1.png": png(2)}
+    make_shard(tmp_path / "in" / "a.tar", members)
+    spec = declare(tmp_path / "root", tmp_path / "in")
+    run_chain(spec)
+    make_shard(tmp_path / "in" / "a.tar", {**members, "s1.txt": "changed", "s2.txt": "third"})
+    dataset = DatasetStore(spec)
+    again(dataset)
+    backend = open_backend([dataset.store.url])
+    client = client_of(backend)
+    found = get(client, "compare", old="previous", new="newest", partition="a", sample_id="s1")
+    states = found["states"]
+    assert states.pop("text") == "differs"
+    assert states["image"] == "same"
+    texts = []
+    for side in (found["old"], found["new"]):
+        items = client.get(f"/api/sample/{side['n']}", params={"part": side["part"]}).json()["items"]
+        texts.append(next(str(item["data"]) for item in items if item["name"] == "text"))
+    assert "second" in texts[0]
+    assert "changed" in texts[1]
+    added = get(client, "compare", old="previous", new="newest", partition="a", sample_id="s2")
+    assert added["old"]["n"] is None
+    assert set(added["states"].values()) == {"new"}
+    wrong = {"old": "previous", "new": "newest", "partition": "a", "sample_id": "s9"}
+    assert client.get("/api/explore/compare", params=wrong).status_code == 404
+    backend.close()
+
+
 def test_origin_and_back(client: TestClient) -> None:
     """A sample leads to its members, also by its number, and a member back to its sample."""
     by_number = get(client, "origin", n=0, sample_id="a1")

@@ -14,7 +14,9 @@ import mm_assets
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.fields import TextField
 from mm_assets.pipeline.register import register
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.view import open_backend
+from mm_assets.view.backends import folder
 
 from ..pipeline.chain import declare, run_chain
 from .test_containers import write_tar
@@ -101,6 +103,41 @@ def dataset(tmp_path: Path) -> Path:
     write_tar(shards / "b.tar", {"y.txt": b"from b", "y.json": b'{"lang": "fr"}'})
     register(store)
     return tmp_path / "root" / "data"
+
+
+def test_a_folder_follows_its_newest_manifest(dataset: Path, view: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked at stays when a version is published; its key shows the newest, and the older one goes on."""
+    monkeypatch.setattr(folder, "LISTING_SECONDS", -1.0)
+    client = view(dataset)
+    assert client.get("/api/newest").json() == {"part": None}
+    run_chain(declare(dataset.parent, f"{dataset.parent.parent}/in/*.tar"))
+    newest = client.get("/api/newest").json()["part"]
+    assert ids_of(client) == ["x"]
+    assert ids_of(client, part=newest) == ["x", "y"]
+    assert client.get("/api/about", params={"part": newest}).json()["kind"] == f"version {newest[1:13]}"
+    item = client.get("/api/sample/1", params={"part": newest}).json()["items"][0]
+    assert client.get("/api/newest", params={"part": newest}).json() == {"part": None}
+    assert item["name"]
+    found = client.get("/api/explore/origin", params={"part": newest, "n": "1", "sample_id": "y"}).json()
+    assert found["partition"] == "b"
+    assert client.get("/api/samples", params={"part": f"@{64 * '0'}"}).status_code == 404
+
+
+def test_a_folder_without_a_manifest_says_when_there_is_one(
+    tmp_path: Path, view: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first version there is nothing newer; then its key shows it."""
+    monkeypatch.setattr(folder, "LISTING_SECONDS", -1.0)
+    shards = tmp_path / "in"
+    shards.mkdir()
+    write_tar(shards / "a.tar", {"x.txt": b"from a"})
+    spec = declare(tmp_path / "root", f"{shards}/*.tar")
+    register(DatasetStore(spec))
+    client = view(tmp_path / "root" / "data")
+    assert client.get("/api/newest").json() == {"part": None}
+    run_chain(spec)
+    assert ids_of(client, part=client.get("/api/newest").json()["part"]) == ["x"]
+    assert client.get("/api/about").json()["has_manifest"] is False
 
 
 def test_a_folder_shows_its_manifest_and_each_partition(dataset: Path, view: Open) -> None:

@@ -93,9 +93,11 @@ class Backend(ABC):
 
     Attributes:
         may_be_dataset: whether it may be a dataset's folder, or a manifest in one, which has more to explore.
+        has_versions: whether a newer version may be published while it is looked at.
     """
 
     may_be_dataset: ClassVar[bool] = False
+    has_versions: ClassVar[bool] = False
 
     def __init__(self, title: str, kind: str) -> None:
         self.title = title
@@ -146,6 +148,10 @@ class Backend(ABC):
 
     def reach(self, count: int, seconds: float) -> None:  # noqa: B027  # a default: most know all from the start
         """Reads on until so many samples are known, the source ends, or the time is over."""
+
+    def newest(self, key: str) -> str | None:
+        """The key of a newer version than what is looked at by a key, or None; "" is the whole."""
+        return None
 
     def sample_table(self) -> SampleTable | None:
         """What the samples are sorted and filtered by; None where the source has no columns of them."""

@@ -64,14 +64,23 @@ class PackedBackend(Backend):
 
     def index_of(self, sample_id: str) -> int | None:
         """The number of the first sample of an id."""
-        at = 0
-        while at < len(self._dataset):
-            stop = min(at + _ID_BLOCK, len(self._dataset))
-            for index in self._dataset.sample_ids.containing(sample_id, at, stop):
+        return self.index_among(sample_id, 0, len(self._dataset))
+
+    def index_among(self, sample_id: str, start: int, stop: int) -> int | None:
+        """The number of the first sample of an id in a range."""
+        for at in range(start, stop, _ID_BLOCK):
+            for index in self._dataset.sample_ids.containing(sample_id, at, min(at + _ID_BLOCK, stop)):
                 if self._dataset.sample_ids[index] == sample_id:
                     return index
-            at = stop
         return None
+
+    def contents(self, index: int) -> dict[str, tuple[int, int | None]]:
+        """Bytes and checksum of each modality that a sample has, which differ where its content does.
+
+        The checksum is None in a file without any. Errors as `items`, and of a damaged file `FormatError`.
+        """
+        stored = self._stored(index)
+        return {name: (found.size, found.crc32c) for name, found in stored.items() if found is not None}
 
     def sample_table(self) -> SampleTable:
         """The table `samples` of the dataset."""

@@ -1,10 +1,11 @@
-// The exploring pages: SQL, drops, scores, partitions, versions and origins of a dataset.
+// The exploring pages: SQL, drops, scores, partitions and origins of a dataset; its versions are in versions.js.
 //
 // Like app.js: the URL has the state of a page, and texts only ever become text nodes. A page draws into `root` and asks
 // by `api`. What a person moves (a threshold, a text) changes the URL without drawing the page again.
 
 import { baseName, bytesText, choice, count, failure, field, fill, keep, openLink, plural, queryError, say, short, stepLink } from "./explore_tools.js";
 import { showFilter, sortControl as sortBy } from "./filter.js";
+import { showCompared, showVersions } from "./versions.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const found = await fetch("api/explore").then((answer) => answer.json()).catch(() => ({ available: false, has_columns: false }));
@@ -433,98 +434,6 @@ async function showPartitions(root, api, now) {
   say(said);
 }
 
-// --- versions -----------------------------------------------------------------------------------------------------
-
-const dateText = (seconds) => (seconds ? new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ") : "");
-
-async function showVersions(root, api, now) {
-  const { h } = api;
-  const { versions } = await api.get("api/explore/versions");
-  if (!versions.length) { root.replaceChildren(h("p", { class: "note" }, "There is no manifest yet.")); return; }
-  const of = (name, fallback) => versions.find((version) => version.digest === name) ?? fallback;
-  const [next, last] = [of(now.new, versions[0]), of(now.old, versions[1] ?? versions[0])];
-  const change = (changed) => api.go({ part: now.part, page: "versions", old: last.digest, new: next.digest, ...changed });
-  const options = versions.map((version) => [version.digest, `${version.digest.slice(0, 12)} · ${dateText(version.modified)}${version.is_newest ? " · newest" : ""}`]);
-  const facts = (version) => h("dl", { class: "facts x-facts" }, ...[["samples", count(version.num_samples)], ["partitions", count(version.num_partitions)], ["packed files", bytesText(version.num_bytes)], ["written", dateText(version.modified)]]
-    .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
-  const place = h("div", { id: "diff" });
-  root.replaceChildren(
-    h("div", { class: "x-two" },
-      h("section", { class: "item", "aria-label": "Old version" }, choice(api, "From", options, last.digest, (value) => change({ old: value })), facts(last)),
-      h("section", { class: "item", "aria-label": "New version" }, choice(api, "To", options, next.digest, (value) => change({ new: value })), facts(next))),
-    place);
-  if (versions.length < 2) { place.replaceChildren(h("p", { class: "muted" }, "There is one version: the next one can be compared with it.")); return; }
-  if (last.digest === next.digest) { place.replaceChildren(h("p", { class: "muted" }, "Choose two versions.")); return; }
-  await fill(api, place, () => diffOf(api, last.digest, next.digest));
-}
-
-async function diffOf(api, last, next) {
-  const { h } = api;
-  const rows = h("tbody", {});
-  const sums = { added: 0, removed: 0, changed: 0 };
-  const said = h("p", { id: "diff-said", role: "status" });
-  const more = h("button", { type: "button" }, "Compare further partitions");
-  let offset = 0;
-  async function load() {
-    more.disabled = true;
-    const found = await api.get("api/explore/diff", { old: last, new: next, offset });
-    for (const partition of found.partitions) {
-      for (const change of Object.keys(sums)) sums[change] += partition.counts?.[change] ?? 0;
-      rows.append(...partitionRows(api, partition, last, next));
-    }
-    offset = found.next;
-    more.hidden = offset === null;
-    more.disabled = false;
-    said.textContent = `${count(sums.added)} added, ${count(sums.removed)} removed, ${count(sums.changed)} changed${offset === null ? "" : " so far"}; ${plural(found.unchanged, "partition")} the same, ${plural(found.total, "partition")} with other files.`;
-    say(said.textContent);
-    return found;
-  }
-  more.addEventListener("click", () => load().catch((error) => { said.replaceChildren(failure(api, error)); more.disabled = false; }));
-  const first = await load();
-  return [
-    first.settings.length ? h("section", { "aria-label": "Settings" }, h("h2", {}, "Settings and schema"), h("ul", {}, ...first.settings.map((one) => h("li", {}, one)))) : h("p", { class: "muted" }, "Settings and schema are the same."),
-    said,
-    first.total ? h("div", { class: "scroll x-table", tabindex: "0", role: "region", "aria-label": "Partitions that differ" }, h("table", {},
-      h("thead", {}, h("tr", {}, ...["partition", "state", "samples", "added", "removed", "changed", "why"].map((name, at) => h("th", { scope: "col", class: at > 1 && at < 6 ? "number" : undefined }, name)))), rows)) : null,
-    more,
-  ];
-}
-
-function partitionRows(api, partition, last, next) {
-  const { h } = api;
-  const key = partition.partition;
-  const inner = h("td", { colspan: "7" });
-  const hidden = h("tr", { hidden: true }, inner);
-  const number = (change) => h("td", { class: "number" }, partition.counts ? count(partition.counts[change]) : "?");
-  const toggle = h("button", { type: "button", class: "x-plain", "aria-expanded": "false" }, `▸ ${key}`);
-  toggle.addEventListener("click", () => {
-    const opens = hidden.hidden;
-    hidden.hidden = !opens;
-    toggle.setAttribute("aria-expanded", String(opens));
-    toggle.textContent = `${opens ? "▾" : "▸"} ${key}`;
-    if (opens && !inner.childNodes.length) fill(api, inner, () => changedSamples(api, key, last, next, 0));
-  });
-  return [h("tr", {}, h("td", {}, partition.counts ? toggle : key), h("td", {}, partition.state),
-    h("td", { class: "number" }, `${count(partition.num_old)} → ${count(partition.num_new)}`), number("added"), number("removed"), number("changed"),
-    h("td", {}, [...partition.reasons, partition.note].filter(Boolean).join("; "))), hidden];
-}
-
-const SIGN = { added: "+", removed: "−", changed: "≠" };
-
-async function changedSamples(api, partition, last, next, offset) {
-  const { h } = api;
-  const found = await api.get("api/explore/diff/samples", { old: last, new: next, partition, offset });
-  const list = h("ul", { class: "x-changes" }, ...found.samples.map((sample) => {
-    const target = sample.change === "removed" ? api.link({ page: "origin", partition, sample_id: sample.sample_id }) : openLink(api, partition, sample.sample_id);
-    const why = [sample.reason, sample.detail].filter(Boolean).join(": ");
-    return h("li", { class: `x-${sample.change}` }, h("span", { class: "x-sign", title: sample.change }, SIGN[sample.change]), h("span", { class: "out-of-sight" }, sample.change), " ",
-      h("a", { href: target }, sample.sample_id), sample.modalities.length ? ` (${sample.modalities.join(", ")})` : "", h("span", { class: "muted" }, ` ${why}`));
-  }));
-  if (found.next === null) return list;
-  const more = h("button", { type: "button", onclick: () => { const place = h("div", {}); more.replaceWith(place); fill(api, place, () => changedSamples(api, partition, last, next, found.next)); } }, "More samples");
-  return [list, more];
-}
-
 // --- origin -------------------------------------------------------------------------------------------------------
 
 async function originOf(api, parameters) {
@@ -607,7 +516,7 @@ export function samplePanel(root, api, now) {
 /** What the grid of samples is sorted and filtered by; nothing where the source has no columns. */
 export const sortControl = (api, now) => (found.has_columns ? sortBy(api, now, available) : []);
 
-/** The pages of the navigation by their name in the URL; there are two more, which other pages lead to. */
+/** The pages of the navigation by their name in the URL; there are three more, which other pages lead to. */
 export const pages = {};
 if (found.has_columns) pages.filter = { title: "Filter", render: (root, api, now) => showFilter(root, api, now, available) };
 if (available) {
@@ -619,7 +528,7 @@ if (available) {
     versions: { title: "Versions", render: showVersions },
     origin: { title: "Origin", render: showOrigin },
   });
-  for (const [name, render] of Object.entries({ open: openSample, content: showContent })) {
+  for (const [name, render] of Object.entries({ open: openSample, content: showContent, compare: showCompared })) {
     Object.defineProperty(pages, name, { value: { title: name, render }, enumerable: false });
   }
 }

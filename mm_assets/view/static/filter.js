@@ -55,7 +55,7 @@ export async function showFilter(root, api, now, available) {
       choice(api, "Order by", [["", "sample"], ...columns], now.order ?? "", (value) => change({ order: value })),
       choice(api, "Direction", [["asc", "smallest first"], ["desc", "largest first"]], now.direction ?? "asc", (value) => change({ direction: value })),
       h("button", { type: "submit", class: "x-main" }, "Apply"),
-      now.part ? h("a", { class: "button", href: api.link({ ...state, part: undefined }) }, `only ${now.part} ✕`) : null),
+      now.part && !now.part.startsWith("@") ? h("a", { class: "button", href: api.link({ ...state, part: undefined }) }, `only ${now.part} ✕`) : null),
     place);
   place.append(h("p", { class: "muted" }, "Looking…"));
   await fill(api, place, async () => {
