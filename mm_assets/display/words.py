@@ -22,7 +22,7 @@ from mm_assets.errors import MediaError
 from mm_assets.fields.shown import ShownTokens
 from mm_assets.media.subtitles import TimedSegment, parse_subtitles
 
-__all__ = ["subtitles_item", "timed_item", "tokens_data", "tokens_item"]
+__all__ = ["subtitles_item", "timed_item", "tokens_data", "tokens_item", "vtt_of"]
 
 MAX_SEGMENTS = 4000
 MAX_IDS = 4000
@@ -48,11 +48,11 @@ def timed_item(name: str, segments: Sequence[TimedSegment], *, size: int | None 
     if size is not None:
         facts["bytes"] = human_bytes(size)
     note = f"Shown are the first {len(shown):,} of {len(segments):,}." if len(shown) < len(segments) else ""
-    media = (made("subtitles", "text/vtt", partial(_vtt, shown)),)
+    media = (made("subtitles", "text/vtt", partial(vtt_of, shown)),)
     return Item(name=name, kind="text", facts=facts, data={"segments": shown}, media=media, note=note)
 
 
-def _vtt(segments: Sequence[Sequence[Any]]) -> bytes:
+def vtt_of(segments: Sequence[Sequence[Any]]) -> bytes:
     """Segments as WebVTT, in which no text is markup or ends its cue."""
     lines = ["WEBVTT", ""]
     for start, end, text in segments:

@@ -1,6 +1,8 @@
 """Every kind of item drawn by a browser: one sample with a modality of each kind, in the viewer."""
 
+import io
 import re
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from mm_assets.fields import SyncedVideoAudioField, TimedTextField, TimeSeriesFi
 
 from ..display.test_values import CASES, SCRIPT
 from ..fields.clips import clip_file, ramp
+from ..media.subtitled import subtitled
 from .test_browser import ARGUMENTS, CHROMIUM
 from .test_view import PATIENCE, until, viewer
 
@@ -163,3 +166,22 @@ def test_notes_are_heard(packed: Path) -> None:
         stopped = page.evaluate(position)
         page.wait_for_timeout(300)
         assert page.evaluate(position) == stopped
+
+
+def test_subtitles_in_a_file_are_shown_with_it(tmp_path: Path) -> None:
+    """A film's own track is chosen in its player, and its cue is active where the film is."""
+    cues = [(0, 900, "one"), (1000, 900, "2 &lt; 3")]
+    film = subtitled("webm", "webvtt", [("eng", cues), ("deu", cues[:1])], video="libvpx")
+    with tarfile.open(tmp_path / "films.tar", "w") as tar:
+        member = tarfile.TarInfo("a.webm")
+        member.size = len(film)
+        tar.addfile(member, io.BytesIO(film))
+    with opened(tmp_path / "films.tar", 0) as page:
+        until(page, "document.querySelector('video')?.textTracks[0]?.cues?.length === 2")
+        facts = "[...document.querySelector('video').textTracks].map((one) => [one.label, one.language, one.mode])"
+        tracks = page.evaluate(facts)
+        assert tracks == [["eng", "eng", "showing"], ["deu", "deu", "disabled"]]
+        page.evaluate("document.querySelector('video').currentTime = 1.5")
+        until(page, "document.querySelector('video').textTracks[0].activeCues?.length === 1")
+        cue = "document.querySelector('video').textTracks[0].activeCues[0].getCueAsHTML().textContent"
+        assert page.evaluate(cue) == "2 < 3"
