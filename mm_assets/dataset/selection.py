@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-__all__ = ["matching_rows", "split_rows"]
+    from mm_assets.dataset.dataset import Dataset
+
+__all__ = ["matching_rows", "plain_columns", "scan_columns", "split_rows"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -109,6 +111,46 @@ def matching_rows(files: OpenFiles, names: Sequence[str], fields: Mapping[str, F
             tables = iter([pa.concat_tables(tables)])  # a subquery sees all samples, not a block of them
         found = [query.run(table) for table in tables]
     return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
+
+
+def plain_columns(dataset: Dataset) -> dict[str, tuple[str, str]]:
+    """What the table `samples` has of plain values, an entry of a metadata record as ``image.width``.
+
+    Returns:
+        by that name the column that it is in, and its type: bool, string or NumPy's name of a number's.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    types = {"index": "int64", "sample_id": "string", "present": "bool", "size": "int64"}
+    for column in _columns(dataset.names, dataset.fields):
+        if column.record is None:
+            found[column.name] = column.name, types[column.kind]
+            continue
+        for name in _record_names(column.record):
+            entry = column.record[name]
+            if not entry.shape:
+                found[f"{column.name}.{name}"] = column.name, "string" if entry.kind == "S" else entry.name
+    return found
+
+
+def scan_columns(dataset: Dataset, chosen: Sequence[str]) -> Iterator[pa.Table]:
+    """Some columns of the table `samples`: metadata of all samples, without their data. One file's are held at a time.
+
+    Args:
+        dataset: packed files, or a view of them.
+        chosen: names of columns; `KeyError` for an unknown one.
+
+    Yields:
+        tables of at most 131,072 samples, in order; one of no rows where there is no sample.
+
+    Raises:
+        FormatError: a file is damaged.
+    """
+    known = {column.name: column for column in _columns(dataset.names, dataset.fields)}
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise KeyError(f"no column {unknown[0]!r}, there are {', '.join(known)}")
+    # The module is a part of the class: it is apart for its length.
+    yield from _tables(dataset._files, [known[name] for name in dict.fromkeys(chosen)])
 
 
 def _columns(names: Sequence[str], fields: Mapping[str, Field]) -> list[_SqlColumn]:
@@ -228,7 +270,7 @@ class _Piece:
 
     def table(self, columns: Sequence[_SqlColumn], rows: Indices, local: Indices) -> pa.Table:
         """A block of some columns, by the indices of its samples in the dataset and in the file."""
-        with optional_import("pyarrow", "Dataset.filter"):
+        with optional_import("pyarrow", "The table of a dataset's samples"):
             import pyarrow as pa
 
         return pa.table({column.name: self._values(column, rows, local) for column in columns})

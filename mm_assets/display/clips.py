@@ -14,6 +14,7 @@ from mm_assets.display.item import (
     Content,
     Item,
     Media,
+    clean_text,
     human_bytes,
     human_seconds,
     human_size,
@@ -24,10 +25,12 @@ from mm_assets.display.item import (
 from mm_assets.display.pictures import picture_of as encoded
 from mm_assets.display.pictures import shrunk_pixels
 from mm_assets.display.sounds import audio_item, samples_item
+from mm_assets.display.words import vtt_of
 from mm_assets.errors import MediaError
 from mm_assets.fields.image_decode import orient
 from mm_assets.fields.shown import ShownClip, ShownFile, ShownSamples
 from mm_assets.media.content_types import sniff_content_type
+from mm_assets.media.embedded_subtitles import SubtitleTrack, embedded_subtitles, subtitle_tracks
 from mm_assets.media.frames import read_frames
 from mm_assets.media.picture import orientation_of, picture_of
 from mm_assets.media.video import VideoInfo, decoded_frames, index_frames, open_media, probe_video, video_stream_of
@@ -37,6 +40,7 @@ __all__ = ["clip_item", "video_item"]
 NUM_STRIP = 10  # frames of a strip
 _STRIP_SIDE = 320  # pixels of a frame of a strip
 _POSTER_SIDE = 1280
+_MAX_TRACKS = 16  # of subtitles
 _MAX_FRAME = 40_000_000  # pixels of a frame that is decoded
 
 _CODECS = ("h264", "vp8", "vp9", "av1")  # that browsers play; FFmpeg's decoders have longer names
@@ -86,6 +90,13 @@ def video_item(name: str, content: Content, content_type: str) -> Item:
     ]
     fields["poster"] = "poster"
     fields["strip"] = [{"media": f"strip-{n}", "seconds": round(at * duration, 3)} for n, at in enumerate(places)]
+    tracks = subtitle_tracks(data)[:_MAX_TRACKS] if fields["playable"] else []
+    if tracks:
+        fields["tracks"] = [{"media": f"subtitles-{one.number}", **_track(one)} for one in tracks]
+        media += [
+            made(f"subtitles-{one.number}", "text/vtt", partial(_subtitles, content, one.number)) for one in tracks
+        ]
+        facts["subtitles"] = ", ".join(_track(one)["label"] for one in tracks)
     if info.has_audio and not fields["playable"]:
         sound = audio_item(name, content, content_type)
         if sound.kind == "audio":
@@ -94,6 +105,17 @@ def video_item(name: str, content: Content, content_type: str) -> Item:
     elif info.has_audio:
         fields["has_audio"] = True
     return Item(name=name, kind="video", facts=facts, data=fields, media=tuple(media), note=" ".join(notes))
+
+
+def _track(track: SubtitleTrack) -> dict[str, str]:
+    """How a player names a track."""
+    label = " · ".join(filter(None, (track.title, track.language))) or f"track {track.number}"
+    return {"label": clean_text(label)[:80], "language": clean_text(track.language)[:20]}
+
+
+def _subtitles(content: Content, number: int) -> bytes:
+    """A track of the file as WebVTT."""
+    return vtt_of([(start, end, clean_text(text)) for start, end, text in embedded_subtitles(content.whole(), number)])
 
 
 def _facts(info: VideoInfo, codec: str, size: int) -> dict[str, str]:

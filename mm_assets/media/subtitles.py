@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 
-__all__ = ["TimedSegment", "parse_subtitles"]
+__all__ = ["TimedSegment", "parse_subtitles", "without_markup"]
 
 # str.splitlines would also split at U+2028 and form feeds, which may be in a text.
 _LINE_END = re.compile(r"\r\n|\n|\r")
@@ -79,6 +79,13 @@ def parse_subtitles(content: str | Buffer, *, strip_tags: bool = False) -> list[
         return _parse_srt(lines, strip_tags)
     first = text.split(maxsplit=1)[0][:20]
     raise MediaError("<subtitles>", f"found a text that begins with {first!r}, expected SRT, WebVTT or LRC")
+
+
+def without_markup(text: str, *, form: str) -> str:
+    """The text of a cue without its markup: of SubRip (``srt``), of WebVTT (``vtt``), or as it is ("")."""
+    if form == "srt":
+        return _SRT_MARKUP.sub("", text)
+    return html.unescape(_VTT_MARKUP.sub("", text)) if form == "vtt" else text
 
 
 def _parse_srt(lines: list[str], strip_tags: bool) -> list[TimedSegment]:

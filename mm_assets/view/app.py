@@ -39,6 +39,7 @@ MAX_PARTITIONS = 1000  # of one page
 DEFAULT_LIMIT = 50
 MAX_TEXT = 1024  # characters of what is searched for
 READERS = 4  # threads that read
+QUERIES = 2  # threads that sort and filter
 MAKERS = 2  # threads that make media, such as a picture of a TIFF
 MAX_ID = 1024  # characters of an id, and of a name, that is shown
 MAX_NAMES = 40  # of what a card's sample has
@@ -64,6 +65,7 @@ class Viewer:
         self.thumbnails = Thumbnails()
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="readers")
         self.makers = ThreadPoolExecutor(MAKERS, thread_name_prefix="makers")
+        self.queries = ThreadPoolExecutor(QUERIES, thread_name_prefix="selecting")
         self._lock = threading.Lock()
         self._samples: OrderedDict[tuple[str, int, str], tuple[Item, ...]] = OrderedDict()
 
@@ -120,7 +122,7 @@ class Viewer:
     def close(self) -> None:
         """Ends the threads and closes the backend."""
         self.thumbnails.close()
-        for pool in (self.readers, self.makers):
+        for pool in (self.readers, self.makers, self.queries):
             pool.shutdown(wait=False, cancel_futures=True)
         self.backend.close()
 
@@ -144,6 +146,7 @@ def build_viewer(backend: Backend, routes: Sequence[BaseRoute] = ()) -> Starlett
         Route("/static/{name}", serve_static),
         Route("/favicon.ico", serve_icon),  # which a browser asks for before it has read the page
         Route("/api/about", _about),
+        Route("/api/newest", _newest),
         Route("/api/samples", _samples),
         Route("/api/find", _find),
         Route("/api/sample/{index:int}", _sample),
@@ -168,12 +171,13 @@ def _exploring(backend: Backend) -> list[BaseRoute]:
     if not backend.may_be_dataset:
         return [Route("/api/explore", _nothing_to_explore)]
     from mm_assets.view.explore_routes import explore_routes  # which imports the pipeline
+    from mm_assets.view.table_routes import table_routes
 
-    return explore_routes(backend)
+    return [*explore_routes(backend), *table_routes()]
 
 
 async def _nothing_to_explore(_request: Request) -> Response:
-    return Json({"available": False})
+    return Json({"available": False, "has_columns": False})
 
 
 def bounded(items: Sequence[Item], limit: int = MAX_SAMPLE) -> tuple[Item, ...]:
@@ -256,12 +260,18 @@ async def _about(request: Request) -> Response:
             "kind": backend.kind,
             "count": backend.count(),
             "part": request.query_params.get("part", ""),
+            "has_versions": viewer.backend.has_versions,
             "has_partitions": bool(viewer.backend.partitions()),
             "modules": [name for name in ("items.js", "explore.js") if name in names],
             **backend.about(),
         }
 
     return Json(await viewer.run(work))
+
+
+async def _newest(request: Request) -> Response:
+    viewer, part = _viewer(request), request.query_params.get("part", "")
+    return Json({"part": await viewer.run(lambda: viewer.backend.newest(part))})
 
 
 async def _samples(request: Request) -> Response:

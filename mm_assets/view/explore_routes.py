@@ -24,12 +24,12 @@ from mm_assets.view.backends.base import Backend, NoSampleError, Picture, finger
 from mm_assets.view.byte_ranges import range_response
 from mm_assets.view.explorer import PAGE, Explorer, explorer_of
 from mm_assets.view.media_types import served_type
+from mm_assets.view.parameters import optional_of, text_of, whole_of
 
 __all__ = ["explore_routes"]
 
 T = TypeVar("T")
 
-MAX_TEXT = 64 << 10  # characters of a parameter
 _MOST = 10**18
 _CONTENT = ("partition", "sample_id", "position", "modality", "shard", "member", "byte_offset")
 
@@ -42,24 +42,29 @@ def explore_routes(backend: Backend) -> list[BaseRoute]:
         return [about]
     gets: dict[str, Callable[[Explorer, Request], Any]] = {
         "relations": lambda e, r: e.relations(),
-        "locate": lambda e, r: e.locate(_text(r, "partition"), _text(r, "sample_id")),
+        "locate": lambda e, r: e.locate(text_of(r, "partition"), text_of(r, "sample_id")),
         "totals": lambda e, r: e.totals(),
-        "drops": lambda e, r: e.drops(_text(r, "reason"), _text(r, "partition"), _text(r, "after")),
+        "drops": lambda e, r: e.drops(text_of(r, "reason"), text_of(r, "partition"), text_of(r, "after")),
         "losses": lambda e, r: e.losses(
-            _text(r, "stage"), _text(r, "reason"), _text(r, "partition"), _text(r, "after")
+            text_of(r, "stage"), text_of(r, "reason"), text_of(r, "partition"), text_of(r, "after")
         ),
         "scores": lambda e, r: e.scores(),
-        "histogram": lambda e, r: e.histogram(_text(r, "score"), _whole(r, "bins", 60, 400), _text(r, "partition")),
+        "histogram": lambda e, r: e.histogram(
+            text_of(r, "score"), whole_of(r, "bins", 60, 400), text_of(r, "partition")
+        ),
         "kept": lambda e, r: e.kept(
-            _text(r, "score"), _float(r, "at_least"), _float(r, "at_most"), _text(r, "partition")
+            text_of(r, "score"), _float(r, "at_least"), _float(r, "at_most"), text_of(r, "partition")
         ),
         "versions": lambda e, r: e.versions(),
-        "diff": lambda e, r: e.diff(_text(r, "old"), _text(r, "new"), _whole(r, "offset", 0, _MOST)),
+        "diff": lambda e, r: e.diff(text_of(r, "old"), text_of(r, "new"), whole_of(r, "offset", 0, _MOST)),
         "diff/samples": lambda e, r: e.diff_samples(
-            _text(r, "old"), _text(r, "new"), _text(r, "partition"), _whole(r, "offset", 0, _MOST)
+            text_of(r, "old"), text_of(r, "new"), text_of(r, "partition"), whole_of(r, "offset", 0, _MOST)
+        ),
+        "compare": lambda e, r: e.compare(
+            text_of(r, "old"), text_of(r, "new"), text_of(r, "partition"), text_of(r, "sample_id")
         ),
         "origin": _origin,
-        "at": lambda e, r: e.at(_text(r, "shard"), _text(r, "member"), _optional(r, "byte")),
+        "at": lambda e, r: e.at(text_of(r, "shard"), text_of(r, "member"), optional_of(r, "byte")),
         "checksum": lambda e, r: e.checksum(_place(r)),
         "item": _item,
     }
@@ -79,7 +84,7 @@ async def _run(threads: Executor, work: Callable[[], T]) -> T:
 
 
 async def _about(explorer: Explorer | None, _request: Request) -> Response:
-    return Json({"available": explorer is not None})
+    return Json({"available": explorer is not None, "has_columns": True})
 
 
 async def _answer(explorer: Explorer, work: Callable[[Explorer, Request], Any], request: Request) -> Response:
@@ -87,27 +92,6 @@ async def _answer(explorer: Explorer, work: Callable[[Explorer, Request], Any], 
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------
-
-
-def _text(request: Request, name: str) -> str:
-    text = request.query_params.get(name, "")
-    if len(text) > MAX_TEXT:
-        raise HTTPException(400, f"`{name}` has {len(text):,} characters, expected at most {MAX_TEXT:,}.")
-    return text
-
-
-def _whole(request: Request, name: str, default: int, most: int) -> int:
-    found = _optional(request, name, most)
-    return default if found is None else found
-
-
-def _optional(request: Request, name: str, most: int = _MOST) -> int | None:
-    text = request.query_params.get(name, "")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 18) or int(text) > most:
-        raise HTTPException(400, f"`{name}` is {text[:40]!r}, expected a whole number from 0 to {most}.")
-    return int(text)
 
 
 def _float(request: Request, name: str) -> float | None:
@@ -125,12 +109,16 @@ def _float(request: Request, name: str) -> float | None:
 
 def _place(request: Request) -> dict[str, Any]:
     """The row or member that a request names."""
-    found: dict[str, Any] = {name: _text(request, name) for name in ("partition", "sample_id", "modality")}
-    position = _text(request, "position")
-    if not re.fullmatch(r"-?\d{1,10}", position, re.ASCII) and not _text(request, "member"):
+    found: dict[str, Any] = {name: text_of(request, name) for name in ("partition", "sample_id", "modality")}
+    position = text_of(request, "position")
+    if not re.fullmatch(r"-?\d{1,10}", position, re.ASCII) and not text_of(request, "member"):
         raise HTTPException(400, f"`position` is {position[:40]!r}, expected a whole number.")
-    if member := _text(request, "member"):
-        found |= {"member": member, "shard": _text(request, "shard"), "byte_offset": _optional(request, "byte_offset")}
+    if member := text_of(request, "member"):
+        found |= {
+            "member": member,
+            "shard": text_of(request, "shard"),
+            "byte_offset": optional_of(request, "byte_offset"),
+        }
     else:
         found["position"] = int(position)
     return found
@@ -173,16 +161,17 @@ async def _cancel(explorer: Explorer, request: Request) -> Response:
 
 async def _select(explorer: Explorer, request: Request) -> Response:
     viewer = request.app.state.viewer
-    limit = max(_whole(request, "limit", PAGE, 200), 1)
+    limit = max(whole_of(request, "limit", PAGE, 200), 1)
 
     def work() -> dict[str, Any]:
         answer, cards = explorer.select(
-            _text(request, "relation") or FILTERED_ROWS.tables[0].name,
-            _text(request, "where"),
-            _text(request, "order"),
-            _text(request, "direction") or "asc",
-            _whole(request, "offset", 0, _MOST),
+            text_of(request, "relation") or FILTERED_ROWS.tables[0].name,
+            text_of(request, "where"),
+            text_of(request, "order"),
+            text_of(request, "direction") or "asc",
+            whole_of(request, "offset", 0, _MOST),
             limit,
+            part=text_of(request, "part"),
         )
         entries = [{**viewer.entry_json(entry, part), "part": part} for part, entry in cards]
         return {**answer, "entries": entries}
@@ -191,8 +180,8 @@ async def _select(explorer: Explorer, request: Request) -> Response:
 
 
 def _origin(explorer: Explorer, request: Request) -> dict[str, Any]:
-    sample_id, part = _text(request, "sample_id"), _text(request, "part")
-    index = _optional(request, "n")
+    sample_id, part = text_of(request, "sample_id"), text_of(request, "part")
+    index = optional_of(request, "n")
     partition = explorer.partition_of(part, index or 0) if index is not None else part.partition("/")[0]
     if not partition:
         raise NoSampleError("the partition of the sample is not known")

@@ -25,6 +25,7 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.urls import is_local
 from mm_assets.view.backends.base import Backend, Entry, NoSampleError
 from mm_assets.view.backends.folder import FolderBackend, open_dataset_store
+from mm_assets.view.sample_table import ordered_rows
 
 __all__ = ["Explorer", "explorer_of"]
 
@@ -38,7 +39,6 @@ MAX_OPEN_ROWS = 32  # whose content is asked for in pieces
 MAX_HELD_BYTES = 96 << 20  # of what cannot be read in pieces
 _DIFFS = 4
 _MANIFEST = re.compile(r"(.+?)/(?:manifests/[0-9a-f]{64}|manifest)\.json")
-_COLUMN_ORDER = ("asc", "desc")
 _ROW_TABLES = tuple(stage.tables[0].name for stage in (ROWS, MATERIALIZED_ROWS, FILTERED_ROWS))
 
 
@@ -129,11 +129,12 @@ class Explorer:
         return {"cancelled": known is not None and known[1].cancel(key)}
 
     def select(
-        self, relation: str, where: str, order: str, direction: str, offset: int, limit: int
+        self, relation: str, where: str, order: str, direction: str, offset: int, limit: int, *, part: str = ""
     ) -> tuple[dict[str, Any], Sequence[tuple[str, Entry]]]:
         """Samples with a row that meets a condition, ordered by a column, and the cards of those that are packed.
 
-        `limit` and `offset` count rows, of which a page may have several of one sample.
+        `limit` and `offset` count rows, of which a page may have several of one sample. A `part` is a partition, of
+        whose samples they are then.
 
         Raises:
             ConfigError: there is no such relation, or the direction is not one.
@@ -141,32 +142,31 @@ class Explorer:
         sandbox = self.sandbox()
         if relation not in sandbox.names or not relation.isidentifier():
             raise ConfigError("arguments", "relation", f"{relation!r} is none of {', '.join(sandbox.names)}")
-        if direction not in _COLUMN_ORDER:
-            raise ConfigError("arguments", "direction", f"found {direction!r}, expected asc or desc")
-        column = '"' + order.replace('"', '""') + '"' if order else "null"
-        head = f'select partition, sample_id, {column} as value from "{relation}"'
-        # Of each row and without groups: DuckDB then holds the rows of this page and not the samples of the dataset.
-        conditions = [f"(\n{where}\n)"] if where.strip() else []
-        conditions += [f"{column} is not null"] if order else []
-        if not conditions and relation in _ROW_TABLES:
-            conditions = ["position = -1"]  # the metadata row, of which each sample has one
-        condition = f"\nwhere {' and '.join(conditions)}" if conditions else ""
-        end = f"\norder by value {direction}, partition, sample_id" if order else ""
-        try:
-            found = sandbox.run(f"{head}{condition}{end} limit {limit + 1} offset {offset}", max_rows=limit + 1)
-        except QueryError as error:
-            line = None if error.line is None else error.line - 2
-            in_condition = line is not None and 1 <= line <= where.count("\n") + 1
-            place = {"line": line, "column": error.column} if in_condition else {"line": None, "column": None}
-            return {"error": error.message, **place}, ()
+        partition = "" if part.startswith("@") else part.partition("/")[0].replace("'", "''")
+        conditions = [f"partition = '{partition}'"] if partition else []
+        if not where.strip() and not order and relation in _ROW_TABLES:
+            conditions += ["position = -1"]  # the metadata row, of which each sample has one
+        found = ordered_rows(
+            sandbox,
+            relation,
+            columns=("partition", "sample_id"),
+            where=where,
+            conditions=conditions,
+            by='"' + order.replace('"', '""') + '"' if order else "",
+            direction=direction,
+            offset=offset,
+            limit=limit,
+        )
+        if found.error is not None:
+            return dict(found.error), ()
         by_sample: dict[tuple[Any, Any], tuple[Any, ...]] = {}
-        for row in found.rows[:limit]:
+        for row in found.rows:
             by_sample.setdefault((row[0], row[1]), row)
         rows = list(by_sample.values())
         cards = self._cards([(str(row[0]), str(row[1])) for row in rows])
         answer = {
             "rows": [{"partition": row[0], "sample_id": row[1], "value": row[2]} for row in rows],
-            "next": offset + limit if len(found.rows) > limit else None,
+            "next": offset + limit if found.more else None,
         }
         return answer, cards
 
@@ -197,11 +197,12 @@ class Explorer:
 
     def partition_of(self, part: str, index: int) -> str | None:
         """The partition of a sample that is shown, by the partition that is chosen or the order of the manifest."""
-        if part:
+        if part and not part.startswith("@"):
             return part.partition("/")[0]
+        is_manifest = _MANIFEST.fullmatch(self._backend.title) is not None
+        digest = self._backend.shown_digest(part) if isinstance(self._backend, FolderBackend) else None
         try:
-            is_manifest = _MANIFEST.fullmatch(self._backend.title) is not None
-            shown = history.find_version(self.dataset, self._backend.title if is_manifest else "newest")
+            shown = history.find_version(self.dataset, self._backend.title if is_manifest else digest or "newest")
         except ConfigError:
             return None
         keys = list(shown.partitions)
@@ -354,6 +355,45 @@ class Explorer:
         samples = list(found.samples(partition, offset=offset, limit=PAGE + 1))
         more = len(samples) > PAGE
         return {"samples": [asdict(sample) for sample in samples[:PAGE]], "next": offset + PAGE if more else None}
+
+    def compare(self, old: str, new: str, partition: str, sample_id: str) -> dict[str, Any]:
+        """Where the viewer shows a sample of two versions, and which of its modalities differ.
+
+        Raises:
+            ConfigError: there is no such version, or what is looked at is not the folder.
+            NoSampleError: neither version has the sample.
+        """
+        if not isinstance(self._backend, FolderBackend):
+            raise ConfigError(
+                "arguments", "X", "versions of a sample are compared where the dataset's folder is opened"
+            )
+        sides: list[tuple[dict[str, Any], dict[str, tuple[int, int | None]]]] = []
+        for name in (old, new):
+            version = history.find_version(self.dataset, _named(name))
+            part = f"@{version.digest}"
+            backend = self._backend.version(version.digest)
+            start = 0
+            for key, file in version.partitions.items():
+                if key == partition:
+                    break
+                start += file.num_samples
+            count = version.partitions[partition].num_samples if partition in version.partitions else 0
+            index = backend.index_among(sample_id, start, start + count)
+            sides.append(({"part": part, "n": index}, {} if index is None else backend.contents(index)))
+        if all(side["n"] is None for side, _ in sides):
+            raise NoSampleError(f"neither version has sample {sample_id!r} of partition {partition!r}")
+        (before, had), (after, has) = sides
+        names = dict.fromkeys([*had, *has])
+        return {"old": before, "new": after, "states": {name: _state(had.get(name), has.get(name)) for name in names}}
+
+
+def _state(old: tuple[int, int | None] | None, new: tuple[int, int | None] | None) -> str:
+    """What became of a modality: ``same``, ``differs``, ``old``, ``new`` (only there) or ``unknown``."""
+    if old is None or new is None:
+        return "new" if old is None else "old"
+    if old == new and old[1] is None:
+        return "unknown"  # of the same size, and without checksums
+    return "same" if old == new else "differs"
 
 
 def _named(version: str) -> str:

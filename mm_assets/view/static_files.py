@@ -19,6 +19,9 @@ _TYPES = {
     "item_players.js": "text/javascript; charset=utf-8",
     "items.css": "text/css; charset=utf-8",
     "explore.js": "text/javascript; charset=utf-8",
+    "explore_tools.js": "text/javascript; charset=utf-8",
+    "filter.js": "text/javascript; charset=utf-8",
+    "versions.js": "text/javascript; charset=utf-8",
     "explore.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }

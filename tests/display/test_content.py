@@ -19,6 +19,7 @@ from mm_assets.errors import MediaError, MissingExtraError
 
 from ..fields.clips import clip_file, ramp
 from ..fields.conftest import wav_file
+from ..media.subtitled import subtitled
 from .media import check_item, claiming_png, counted, frames_file, image_file, made_by, midi_file, pixels
 
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -274,6 +275,21 @@ def test_video_plays_and_has_a_strip() -> None:
     assert seconds == sorted(seconds)
     assert len({made_by(item, frame["media"]) for frame in item.data["strip"]}) > 5
     assert thumbnail(item) is not None
+
+
+def test_subtitles_of_a_file_are_tracks_of_its_player() -> None:
+    """Each track inside a film is WebVTT with a name, in which no text is markup."""
+    cues = [(0, 900, "one <b>&</b>"), (1000, 900, "two\n\nthree --> four")]
+    item = item_of(subtitled("mp4", "mov_text", [("eng", cues), ("", cues[:1])]))
+    check_item(item)
+    first, other = item.data["tracks"]
+    assert (first["label"], first["language"]) == ("eng", "eng")
+    assert other["label"].startswith("track ")
+    assert item.facts["subtitles"] == f"eng, {other['label']}"
+    assert item.medium(first["media"]).content_type == "text/vtt"
+    text = made_by(item, first["media"]).decode()
+    assert text.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.900\none &lt;b&gt;&amp;&lt;/b&gt;\n\n00:00:01.000")
+    assert "two\nthree --&gt; four" in text
 
 
 def test_video_of_another_codec_says_so() -> None:

@@ -107,6 +107,75 @@ def focused_index(page: Any) -> str | None:
 
 
 @needs_browser
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_grid_is_sorted_and_filtered(packed: Path, browse: Callable[..., Any], width: int) -> None:
+    """The grid's control sorts, a condition is added, the URL has both, and a sample returns there."""
+    page = browse(packed, width)
+    page.locator(".card").nth(49).wait_for()
+    before = page.locator(".grid").bounding_box()["y"]
+    control = page.get_by_label("Sort by")
+    until(page, "document.querySelector('.x-sort').options.length > 5")
+    assert page.locator(".grid").bounding_box()["y"] == before
+    control.select_option("index")
+    page.locator(".x-value", has_text="index: 0").wait_for()
+    page.get_by_label("Direction").select_option("desc")
+    page.locator(".card").first.get_by_text("index: 129").wait_for()
+    page.get_by_label("Condition").fill("present_image and index < 100")
+    page.keyboard.press("Enter")
+    page.locator(".card").first.get_by_text("index: 98").wait_for()
+    until(page, "document.querySelector('.card img')?.naturalWidth > 0")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator(".card").first.click()
+    page.get_by_role("heading", name="id-098").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".card").first.get_by_text("index: 98").wait_for()
+    assert "where=present_image" in page.url
+    assert focused_index(page) == "98"
+    page.reload()
+    page.locator(".card").first.get_by_text("index: 98").wait_for()
+    page.get_by_label("Condition").fill("no_such > 1")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").get_by_text("no_such").first.wait_for()
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [400, 1400])
+def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any], width: int) -> None:
+    """A version that is published meanwhile is said without moving anything, and shown only when it is asked for."""
+    (tmp_path / "in").mkdir()
+
+    def publish(name: str) -> None:
+        with tarfile.open(tmp_path / "in" / f"{name}.tar", "w") as tar:
+            for key in (f"{name}1", f"{name}2"):
+                member = tarfile.TarInfo(f"{key}.txt")
+                member.size = len(key)
+                tar.addfile(member, io.BytesIO(key.encode()))
+        run_chain(declare(tmp_path / "root", tmp_path / "in"))
+
+    publish("a")
+    page = browse(tmp_path / "root" / "data", width)
+    page.locator(".card").nth(1).wait_for()
+    before = page.locator(".grid").bounding_box()
+    publish("b")
+    page.wait_for_timeout(5500)  # for which the server uses what it knows
+    page.reload()
+    offer = page.get_by_role("link", name="Show the newest")
+    offer.wait_for()
+    assert page.locator(".card").count() == 2
+    assert page.locator(".grid").bounding_box() == before
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    offer.focus()
+    page.keyboard.press("Enter")
+    page.locator(".card").nth(3).wait_for()
+    assert page.locator("#newer").count() == 0
+    page.locator(".card").nth(3).click()
+    page.get_by_role("heading", name="b2").wait_for()
+    page.go_back()
+    page.go_back()
+    until(page, "document.querySelectorAll('.card').length === 2")
+
+
+@needs_browser
 def test_samples_are_looked_at_with_the_keyboard_alone(packed: Path, browse: Callable[..., Any]) -> None:
     """Arrows move in the grid, Enter opens, arrows turn, Escape returns to the card, `/` searches, `?` helps."""
     page = browse(packed)

@@ -31,7 +31,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetStore:
-    """Two versions of image-text samples, some with a name that would be markup; the second drops narrow images."""
+    """Two versions of image-text samples with markup as text; the second has no narrow images and another caption."""
     folder = tmp_path_factory.mktemp("explored")
     for key, widths in {"a": range(4, 44, 2), "b": range(30, 90, 5)}.items():
         members: dict[str, object] = {".hidden": b"not a sample"}
@@ -46,6 +46,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetStore:
         folder / "root", folder / "in", annotators=[{"type": "image_size"}], filters=[{**rule, "min_width": 2}]
     )
     run_chain(spec)
+    make_shard(folder / "in" / "b.tar", {**members, "b03.txt": f"another caption {HOSTILE}"})
     stricter = DatasetStore(spec.replace(filters=({**rule, "min_width": 12},)))
     again(stricter)
     return stricter
@@ -237,12 +238,40 @@ def test_two_versions_are_compared(page: Any, url: str) -> None:
     """The settings that changed, the partition and its samples are shown; a removed sample leads to where it was."""
     page.get_by_role("link", name="Versions", exact=True).click()
     page.get_by_text("filtered_rows: filters.image_size.min_width: 2 -> 12").first.wait_for()
-    page.get_by_text("0 added, 4 removed, 0 changed").first.wait_for()
+    page.get_by_text("0 added, 4 removed, 1 changed").first.wait_for()
     page.get_by_role("button", name="▸ a").click()
     page.get_by_text("image_size.width_below_min, measured 4").wait_for()
     page.screenshot(path=SCREENSHOTS / "explore-versions.png")
-    page.get_by_role("link", name="a00").click()
+    page.get_by_role("link", name="a00", exact=True).click()
     page.get_by_text("dropped: image_size.width_below_min").first.wait_for()
+
+
+@pytest.mark.parametrize("page", [400, 1280], indirect=True)
+def test_a_sample_that_changed_is_shown_side_by_side(page: Any, url: str) -> None:
+    """A change leads to both contents by modality, beside each other where there is room; so does a removal."""
+    page.goto(f"{root_of(url)}/?page=versions")
+    page.get_by_role("button", name="▸ b").click()
+    page.get_by_role("link", name="b03", exact=True).click()
+    page.get_by_text("1 differs").first.wait_for()
+    until(page, "document.querySelectorAll('.x-pair-differs .item .body > *').length === 2")
+    old, new = page.locator(".x-pair-differs .item").all()
+    assert "caption b03" in old.inner_text()
+    assert "another caption" in new.inner_text()
+    side, other = old.bounding_box(), new.bounding_box()
+    if page.viewport_size["width"] == 400:
+        assert other["y"] >= side["y"] + side["height"]
+    else:
+        assert (other["y"], other["x"] > side["x"]) == (side["y"], True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+    page.locator(".x-pair-same summary").first.focus()
+    page.keyboard.press("Enter")
+    until(page, "[...document.querySelectorAll('.x-pair-same img')].filter((one) => one.naturalWidth).length === 2")
+    page.screenshot(path=SCREENSHOTS / f"explore-compare-{page.viewport_size['width']}.png", full_page=True)
+    page.get_by_role("link", name="↑ Versions").click()
+    page.get_by_role("button", name="▸ a").click()
+    page.get_by_role("link", name="What a00 was").click()
+    page.get_by_text("does not have the sample").wait_for()
+    page.get_by_text("Not in the new version.").first.wait_for()
 
 
 def test_a_place_leads_to_its_sample(page: Any, url: str) -> None:

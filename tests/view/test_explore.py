@@ -62,12 +62,12 @@ def post(client: TestClient, path: str, **body: Any) -> Any:
 
 
 def test_a_dataset_can_be_explored_and_a_packed_file_cannot(client: TestClient, tmp_path: Path, packed: Path) -> None:
-    """The folder and its manifest have the exploring pages; a lone packed file has none."""
-    assert client.get("/api/explore").json() == {"available": True}
+    """The folder and its manifest have the exploring pages; a lone packed file has columns only."""
+    assert client.get("/api/explore").json() == {"available": True, "has_columns": True}
     assert client.get("/static/explore.js").status_code == 200
     backend = open_backend([str(packed)])
     other = client_of(backend)
-    assert other.get("/api/explore").json() == {"available": False}
+    assert other.get("/api/explore").json() == {"available": False, "has_columns": True}
     assert other.get("/api/explore/versions").status_code == 404
     backend.close()
 
@@ -76,7 +76,7 @@ def test_a_manifest_in_a_dataset_can_be_explored(dataset: DatasetStore) -> None:
     """The manifest of a dataset leads to the tables beside it."""
     backend = open_backend([dataset.store.url_of("manifest.json")])
     client = client_of(backend)
-    assert client.get("/api/explore").json() == {"available": True}
+    assert client.get("/api/explore").json() == {"available": True, "has_columns": True}
     assert get(client, "locate", partition="b", sample_id="b1") == {"part": "", "n": 3}
     assert get(client, "origin", n=3, sample_id="b1")["partition"] == "b"
     backend.close()
@@ -121,6 +121,14 @@ def test_the_grid_is_filtered_and_ordered(client: TestClient) -> None:
     assert ([row["sample_id"] for row in second["rows"]], second["next"]) == (["a1"], None)
     picture = client.get(first["entries"][0]["picture"])
     assert picture.headers["content-type"] == "image/jpeg"
+
+
+def test_a_partition_is_filtered_alone(client: TestClient) -> None:
+    """The page of a partition has samples of it only, whichever of its stages is looked at."""
+    for part in ("b", "b/filtered_rows"):
+        found = get(client, "select", part=part)
+        assert found["entries"]
+        assert {row["partition"] for row in found["rows"]} == {"b"}
 
 
 def test_a_sample_with_several_rows_is_one_card(client: TestClient) -> None:
@@ -233,6 +241,35 @@ def test_two_versions_side_by_side(client: TestClient) -> None:
         ("a0", "image_size", 4.0),
         ("a2", "image_size", 6.0),
     ]
+
+
+def test_a_sample_of_two_versions_is_compared(tmp_path: Path) -> None:
+    """Each modality is the same, differs, or is in one version only, and both samples are shown by their version."""
+    members = {"s0.txt": "first", "s0.png": png(1), "s1.txt": "second", "s1.png": png(2)}
+    make_shard(tmp_path / "in" / "a.tar", members)
+    spec = declare(tmp_path / "root", tmp_path / "in")
+    run_chain(spec)
+    make_shard(tmp_path / "in" / "a.tar", {**members, "s1.txt": "changed", "s2.txt": "third"})
+    dataset = DatasetStore(spec)
+    again(dataset)
+    backend = open_backend([dataset.store.url])
+    client = client_of(backend)
+    found = get(client, "compare", old="previous", new="newest", partition="a", sample_id="s1")
+    states = found["states"]
+    assert states.pop("text") == "differs"
+    assert states["image"] == "same"
+    texts = []
+    for side in (found["old"], found["new"]):
+        items = client.get(f"/api/sample/{side['n']}", params={"part": side["part"]}).json()["items"]
+        texts.append(next(str(item["data"]) for item in items if item["name"] == "text"))
+    assert "second" in texts[0]
+    assert "changed" in texts[1]
+    added = get(client, "compare", old="previous", new="newest", partition="a", sample_id="s2")
+    assert added["old"]["n"] is None
+    assert set(added["states"].values()) == {"new"}
+    wrong = {"old": "previous", "new": "newest", "partition": "a", "sample_id": "s9"}
+    assert client.get("/api/explore/compare", params=wrong).status_code == 404
+    backend.close()
 
 
 def test_origin_and_back(client: TestClient) -> None:

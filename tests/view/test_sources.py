@@ -14,7 +14,9 @@ import mm_assets
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.fields import TextField
 from mm_assets.pipeline.register import register
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.view import open_backend
+from mm_assets.view.backends import folder
 
 from ..pipeline.chain import declare, run_chain
 from .test_containers import write_tar
@@ -91,6 +93,43 @@ def test_a_packed_file_that_is_damaged_in_its_directory_is_never_a_500(tmp_path:
             assert answer.status_code in (200, 422), (at, url, answer.text)
 
 
+def test_several_tables_are_one_row_of_samples(tmp_path: Path, view: Open) -> None:
+    """Tables and lists follow each other, each is a partition too, and an empty one has no samples."""
+    for name, rows in {"a": range(3), "b": range(0), "c": range(3, 6)}.items():
+        table = pa.table({"sample_id": [f"id-{n}" for n in rows], "text": [f"words {n}" for n in rows]})
+        pq.write_table(
+            table.cast(pa.schema({"sample_id": pa.string(), "text": pa.string()})), tmp_path / f"{name}.parquet"
+        )
+    (tmp_path / "d.jsonl").write_text('{"sample_id": "id-6", "text": "words 6"}\n{"sample_id": "id-7"}\n')
+    locations = [*sorted(tmp_path.glob("*.parquet")), tmp_path / "d.jsonl"]
+    client = view(*locations)
+    assert client.get("/api/about").json()["kind"] == "4 tables"
+    assert ids_of(client) == [f"id-{n}" for n in range(8)]
+    assert ids_of(client, offset=2, limit=3) == ["id-2", "id-3", "id-4"]
+    assert client.get("/api/sample/4").json()["items"][0]["data"]["text"] == "words 4"
+    assert [e["index"] for e in client.get("/api/find", params={"q": "d-6"}).json()["entries"]] == [6]
+    parts = client.get("/api/partitions").json()["partitions"]
+    assert [part["samples"] for part in parts] == [3, 0, 3, 2]
+    assert ids_of(client, part=parts[2]["key"]) == ["id-3", "id-4", "id-5"]
+    assert client.get("/api/samples", params={"part": "e"}).status_code == 404
+    assert client.get("/api/sample/8").status_code == 404
+    for several in (f"{tmp_path}/*.parquet", tmp_path):
+        assert ids_of(view(several))[:6] == [f"id-{n}" for n in range(6)]
+
+
+def test_a_damaged_table_does_not_hide_the_others(tmp_path: Path, view: Open) -> None:
+    """Of several tables one that cannot be read is named, and so is a file of another kind."""
+    for name in ("a", "c"):
+        pq.write_table(pa.table({"sample_id": [name]}), tmp_path / f"{name}.parquet")
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and nothing else")
+    write_tar(tmp_path / "d.tar", {"x.txt": b"x"})
+    client = view(*(tmp_path / name for name in ("a.parquet", "b.parquet", "c.parquet", "d.tar")))
+    page = client.get("/api/samples").json()
+    assert [entry["id"] for entry in page["entries"]] == ["a", "c"]
+    assert "b.parquet" in page["note"]
+    assert "d.tar" in page["note"]
+
+
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     """The folder of a dataset with one partition published and one that is only registered since."""
@@ -101,6 +140,41 @@ def dataset(tmp_path: Path) -> Path:
     write_tar(shards / "b.tar", {"y.txt": b"from b", "y.json": b'{"lang": "fr"}'})
     register(store)
     return tmp_path / "root" / "data"
+
+
+def test_a_folder_follows_its_newest_manifest(dataset: Path, view: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked at stays when a version is published; its key shows the newest, and the older one goes on."""
+    monkeypatch.setattr(folder, "LISTING_SECONDS", -1.0)
+    client = view(dataset)
+    assert client.get("/api/newest").json() == {"part": None}
+    run_chain(declare(dataset.parent, f"{dataset.parent.parent}/in/*.tar"))
+    newest = client.get("/api/newest").json()["part"]
+    assert ids_of(client) == ["x"]
+    assert ids_of(client, part=newest) == ["x", "y"]
+    assert client.get("/api/about", params={"part": newest}).json()["kind"] == f"version {newest[1:13]}"
+    item = client.get("/api/sample/1", params={"part": newest}).json()["items"][0]
+    assert client.get("/api/newest", params={"part": newest}).json() == {"part": None}
+    assert item["name"]
+    found = client.get("/api/explore/origin", params={"part": newest, "n": "1", "sample_id": "y"}).json()
+    assert found["partition"] == "b"
+    assert client.get("/api/samples", params={"part": f"@{64 * '0'}"}).status_code == 404
+
+
+def test_a_folder_without_a_manifest_says_when_there_is_one(
+    tmp_path: Path, view: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first version there is nothing newer; then its key shows it."""
+    monkeypatch.setattr(folder, "LISTING_SECONDS", -1.0)
+    shards = tmp_path / "in"
+    shards.mkdir()
+    write_tar(shards / "a.tar", {"x.txt": b"from a"})
+    spec = declare(tmp_path / "root", f"{shards}/*.tar")
+    register(DatasetStore(spec))
+    client = view(tmp_path / "root" / "data")
+    assert client.get("/api/newest").json() == {"part": None}
+    run_chain(spec)
+    assert ids_of(client, part=client.get("/api/newest").json()["part"]) == ["x"]
+    assert client.get("/api/about").json()["has_manifest"] is False
 
 
 def test_a_folder_shows_its_manifest_and_each_partition(dataset: Path, view: Open) -> None:

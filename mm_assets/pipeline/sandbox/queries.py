@@ -125,6 +125,7 @@ class Sandbox:
         memory: bytes for DuckDB.
         max_rows: of a result.
         max_bytes: of a result as JSON.
+        files: descriptors that the statements read as ``/dev/fd/N``; open while queries run.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Sandbox:
         memory: int = MEMORY,
         max_rows: int = MAX_ROWS,
         max_bytes: int = MAX_BYTES,
+        files: Sequence[int] = (),
     ) -> None:
         self.names = tuple(relations)
         self.seconds = seconds
@@ -153,6 +155,7 @@ class Sandbox:
             "max_bytes": max_bytes,
         }
         self._max_rows = max_rows
+        self._files = tuple(files)
         self._slots = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._running: dict[str, _Running] = {}
         self._lock = threading.Lock()
@@ -235,6 +238,7 @@ class Sandbox:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=environment,
+                pass_fds=self._files,
             )
         wait = self.seconds + (0 if self._request["remote"] is None else _START_SECONDS)
         with process:

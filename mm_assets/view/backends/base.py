@@ -10,10 +10,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mm_assets.display import Item
 from mm_assets.errors import MmAssetsError
+
+if TYPE_CHECKING:
+    from mm_assets.view.sample_table import SampleTable
 
 __all__ = ["NO_PICTURE", "Backend", "Entry", "NoSampleError", "Page", "Picture", "fingerprint", "shortened"]
 
@@ -90,9 +93,11 @@ class Backend(ABC):
 
     Attributes:
         may_be_dataset: whether it may be a dataset's folder, or a manifest in one, which has more to explore.
+        has_versions: whether a newer version may be published while it is looked at.
     """
 
     may_be_dataset: ClassVar[bool] = False
+    has_versions: ClassVar[bool] = False
 
     def __init__(self, title: str, kind: str) -> None:
         self.title = title
@@ -143,6 +148,14 @@ class Backend(ABC):
 
     def reach(self, count: int, seconds: float) -> None:  # noqa: B027  # a default: most know all from the start
         """Reads on until so many samples are known, the source ends, or the time is over."""
+
+    def newest(self, key: str) -> str | None:
+        """The key of a newer version than what is looked at by a key, or None; "" is the whole."""
+        return None
+
+    def sample_table(self) -> SampleTable | None:
+        """What the samples are sorted and filtered by; None where the source has no columns of them."""
+        return None
 
     def partitions(self) -> Sequence[Mapping[str, Any]]:
         """The partitions of a dataset's folder, or the shards of several, each with its `key`."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.storage.urls import filesystem, is_local, local_path, storage_errors
+from mm_assets.summaries import counted
 from mm_assets.view.backends.base import Backend
 
 if TYPE_CHECKING:
@@ -130,12 +132,35 @@ def _open_files(urls: Sequence[str], title: str, options: Mapping[str, Any] | No
 
             return ContainerBackend(files, title)
         if len(files) > 1:
-            detail = f"found {len(files)} tables, expected one: name {urls[0]}, say"
-            raise ConfigError("arguments", "X", detail)
+            for file in files:
+                file.close()
+            return _open_tables(urls, title, options, allowed)
         return _open_table(files[0], title, options, allowed)
     except BaseException:
         for file in files:
             file.close()
+        raise
+
+
+def _open_tables(urls: Sequence[str], title: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Backend:
+    from mm_assets.sources.samples import shard_labels
+    from mm_assets.view.backends.joined import JoinedBackend
+
+    labels, prefixes = shard_labels(list(urls)), tuple(allowed)
+    sources = {labels[url]: partial(_open_one_table, url, options, prefixes) for url in urls}
+    return JoinedBackend(title, counted(len(sources), "table"), sources)
+
+
+def _open_one_table(url: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Backend:
+    from mm_assets.storage.files import SourceFile
+
+    file = SourceFile(url, options)
+    try:
+        if _kind(file) != "table":
+            raise SourceError(url, "is not a table, as the first file is: name files of one kind")
+        return _open_table(file, url, options, allowed)
+    except BaseException:
+        file.close()
         raise
 
 

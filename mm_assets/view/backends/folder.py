@@ -1,12 +1,14 @@
-"""A dataset's folder: its newest manifest as a whole, and each partition by what there is of it, pending ones too."""
+"""A dataset's folder: its newest manifest as a whole, each version, and each partition by what there is of it."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mm_assets.display import Item
 from mm_assets.errors import ConfigError, SourceError
@@ -23,11 +25,15 @@ from mm_assets.view.backends.references import References
 from mm_assets.view.backends.row_files import ParquetRows
 from mm_assets.view.backends.rows import RowsBackend
 
+if TYPE_CHECKING:
+    from mm_assets.view.sample_table import SampleTable
+
 __all__ = ["FolderBackend", "open_dataset_store"]
 
 MAX_OPEN = 32  # partitions
 MAX_READ_MARKERS = 200  # beside those that the cache of markers knows
 LISTING_SECONDS = 5.0  # for which a list of partitions is used again
+_VERSION = re.compile(r"@[0-9a-f]{64}")  # no key of a partition begins so
 # Tables of rows, the last one made first.
 _STAGES = tuple(stage.tables[0].name for stage in (FILTERED_ROWS, MATERIALIZED_ROWS, ROWS))
 
@@ -58,24 +64,68 @@ class FolderBackend(Backend):
     """
 
     may_be_dataset: ClassVar[bool] = True
+    has_versions: ClassVar[bool] = True
 
     def __init__(self, dataset: DatasetStore, storage_options: Mapping[str, Any] | None = None) -> None:
         super().__init__(dataset.store.url, "dataset")
         self.dataset = dataset
         self._options = dict(storage_options or {})
+        self._digest = self._newest_digest()
         self._whole = self._open_whole()
+        self._checked = time.monotonic(), self._digest
         self._lock = threading.Lock()
         self._open: OrderedDict[str, Backend] = OrderedDict()
         self._listed: tuple[float, Sequence[Mapping[str, Any]]] | None = None
 
+    def _newest_digest(self) -> str | None:
+        content = self.dataset.store.found_bytes("manifest.json")
+        return None if content is None else hashlib.sha256(content).hexdigest()
+
     def _open_whole(self) -> PackedBackend | None:
+        return None if self._digest is None else self._open_version(self._digest, or_newest=True)
+
+    def _open_version(self, digest: str, *, or_newest: bool = False) -> PackedBackend:
         import mm_assets
 
-        name = "manifest.json"
-        if not self.dataset.store.exists(name):
+        store, name = self.dataset.store, f"manifests/{digest}.json"
+        if not store.exists(name):
+            if not or_newest:
+                raise NoSampleError(f"{self.title} has no version {digest[:12]}")
+            name = "manifest.json"  # a copy of the folder may have this one only
+        url = store.url_of(name)
+        found = PackedBackend(mm_assets.open(url, storage_options=self._options), url)
+        found.kind = f"version {digest[:12]}"
+        return found
+
+    # --- versions -----------------------------------------------------------------------------------------------------
+
+    def shown_digest(self, key: str = "") -> str | None:
+        """The digest of the manifest that is shown by a key, "" for the whole; None of a partition, and before any."""
+        if not key:
+            return self._digest
+        return key[1:] if _VERSION.fullmatch(key) else None
+
+    def version(self, digest: str) -> PackedBackend:
+        """A version of the whole; `NoSampleError` if there is none of that digest."""
+        found = self.partition(f"@{digest}")
+        if not isinstance(found, PackedBackend):
+            raise NoSampleError(f"{self.title} has no version {digest[:12]}")
+        return found
+
+    def newest(self, key: str) -> str | None:
+        """``@`` and the digest of a manifest that was published since; it is looked for every few seconds at most."""
+        shown = self.shown_digest(key)
+        if key and shown is None:
             return None
-        url = self.dataset.store.url_of(name)
-        return PackedBackend(mm_assets.open(url, storage_options=self._options), url)
+        with self._lock:
+            at, digest = self._checked
+        if time.monotonic() - at > LISTING_SECONDS:
+            digest = self._newest_digest()
+            with self._lock:
+                self._checked = time.monotonic(), digest
+        if digest is None or digest == shown:
+            return None
+        return "" if digest == self._digest else f"@{digest}"
 
     # --- the whole ----------------------------------------------------------------------------------------------------
 
@@ -120,6 +170,10 @@ class FolderBackend(Backend):
         """What the manifest has, and whether there is one."""
         return {"has_manifest": self._whole is not None, **({} if self._whole is None else self._whole.about())}
 
+    def sample_table(self) -> SampleTable | None:
+        """As the manifest's."""
+        return None if self._whole is None else self._whole.sample_table()
+
     def note(self) -> str:
         """That there is nothing to show yet."""
         return "" if self._whole is not None else "There is no manifest yet: choose a partition."
@@ -161,11 +215,13 @@ class FolderBackend(Backend):
         return found
 
     def partition(self, key: str) -> Backend:
-        """A partition by its key, or ``key/stage`` for one of its stages."""
+        """A partition by its key, ``key/stage`` for a stage of it, or ``@`` and a digest for a version of the whole."""
         with self._lock:
             found = self._open.get(key)
             if found is None:
-                found = self._open[key] = self._open_partition(*key.partition("/")[::2])
+                is_version = _VERSION.fullmatch(key) is not None
+                found = self._open_version(key[1:]) if is_version else self._open_partition(*key.partition("/")[::2])
+                self._open[key] = found
                 while len(self._open) > MAX_OPEN:
                     self._open.popitem(last=False)[1].close()
             self._open.move_to_end(key)
@@ -246,6 +302,9 @@ class _PartitionBackend(Backend):
 
     def about(self) -> Mapping[str, Any]:
         return {**self._inner.about(), **self._facts}
+
+    def sample_table(self) -> SampleTable | None:
+        return self._inner.sample_table()
 
     def note(self) -> str:
         return "\n".join(filter(None, (self._failure, self._inner.note())))

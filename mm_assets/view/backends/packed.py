@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mm_assets.dataset.dataset import Dataset
 from mm_assets.display import Content, Item, absent_item, linked, value_item
@@ -16,6 +16,9 @@ from mm_assets.formats.stored import StoredPayload
 from mm_assets.summaries import counted
 from mm_assets.view.backends.base import NO_PICTURE, Backend, Entry, NoSampleError, Picture, fingerprint, shortened
 from mm_assets.view.backends.cards import MAX_CANDIDATES, PICTURED, TEXTUAL, text_of
+
+if TYPE_CHECKING:
+    from mm_assets.view.sample_table import SampleTable
 
 __all__ = ["PackedBackend"]
 
@@ -39,6 +42,7 @@ class PackedBackend(Backend):
         self._dataset = dataset
         self._fields: Mapping[str, Field] = dataset.fields
         self._lock = threading.Lock()
+        self._table: SampleTable | None = None
         self._kinds: dict[str, str] = {}  # of the modalities that a card was made of, as items call them
 
     def about(self) -> Mapping[str, Any]:
@@ -60,14 +64,32 @@ class PackedBackend(Backend):
 
     def index_of(self, sample_id: str) -> int | None:
         """The number of the first sample of an id."""
-        at = 0
-        while at < len(self._dataset):
-            stop = min(at + _ID_BLOCK, len(self._dataset))
-            for index in self._dataset.sample_ids.containing(sample_id, at, stop):
+        return self.index_among(sample_id, 0, len(self._dataset))
+
+    def index_among(self, sample_id: str, start: int, stop: int) -> int | None:
+        """The number of the first sample of an id in a range."""
+        for at in range(start, stop, _ID_BLOCK):
+            for index in self._dataset.sample_ids.containing(sample_id, at, min(at + _ID_BLOCK, stop)):
                 if self._dataset.sample_ids[index] == sample_id:
                     return index
-            at = stop
         return None
+
+    def contents(self, index: int) -> dict[str, tuple[int, int | None]]:
+        """Bytes and checksum of each modality that a sample has, which differ where its content does.
+
+        The checksum is None in a file without any. Errors as `items`, and of a damaged file `FormatError`.
+        """
+        stored = self._stored(index)
+        return {name: (found.size, found.crc32c) for name, found in stored.items() if found is not None}
+
+    def sample_table(self) -> SampleTable:
+        """The table `samples` of the dataset."""
+        from mm_assets.view.sample_table import SampleTable  # which imports the pipeline
+
+        with self._lock:
+            if self._table is None:
+                self._table = SampleTable(self._dataset)
+            return self._table
 
     # --- cards --------------------------------------------------------------------------------------------------------
 
@@ -192,6 +214,8 @@ class PackedBackend(Backend):
 
     def close(self) -> None:
         """Closes the files."""
+        if self._table is not None:
+            self._table.close()
         self._dataset.close()
 
 

@@ -1,7 +1,8 @@
 // The viewer's frame: the grid of samples, the page of a sample, the keyboard, and the URL, which has the whole state.
 //
-// The state is the query of the URL: `part` a partition, `offset` the first sample of a page, `q` and `start` a search,
-// `n` a sample, `page` one of the exploring pages. Texts only ever become text nodes.
+// The state is the query of the URL: `part` a partition, or `@` and the digest of a version, `offset` the first sample of
+// a page, `q` and `start` a search, `n` a sample, `back` the query of the page that it returns to, `page` one of the
+// exploring pages. Texts only ever become text nodes.
 
 const LIMIT = 50;
 const PARTITIONS = 200;
@@ -81,6 +82,8 @@ export const api = {
   h,
   card,
   gridKeys,
+  itemSections,
+  about: () => about,
 };
 
 const pages = new Map(); // answers of pages and samples, so that going back is immediate
@@ -200,13 +203,13 @@ function showFrame(now) {
 
 // --- pages --------------------------------------------------------------------------------------------------------
 
-/** A card of the grid. */
-export function card(entry, part = state().part) {
+/** A card of the grid; `back` is the query of the page that its sample returns to, where that is not the grid. */
+export function card(entry, part = state().part, back = undefined) {
   const picture = entry.picture
     ? h("img", { src: entry.picture, alt: "", loading: "lazy", decoding: "async", draggable: "false",
       onerror: (event) => event.target.replaceWith(entry.text ? h("p", {}, entry.text) : h("span", {}, "no picture")) })
     : entry.text ? h("p", {}, entry.text) : h("span", {}, entry.names.join(", ") || "empty");
-  return h("li", {}, h("a", { class: "card", href: link({ part, n: entry.index }), "data-index": entry.index },
+  return h("li", {}, h("a", { class: "card", href: link({ part, n: entry.index, back }), "data-index": entry.index },
     h("div", { class: "thumb" }, picture),
     h("div", { class: "words" },
       h("span", { class: "id", title: entry.id }, entry.id),
@@ -263,7 +266,7 @@ async function showGrid(root, now, signal) {
       next: found.next === null ? null : link({ ...now, offset: found.next }),
     };
   }
-  const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), stageChoice(now),
+  const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), stageChoice(now), ...(now.q ? [] : exploreModule?.sortControl(api, now) ?? []),
     pageLink("← Previous", paging.previous === "back" ? null : paging.previous, "prev"), pageLink("Next →", paging.next, "next"));
   root.replaceChildren(bar, ...(found.note ? [h("p", { class: "note" }, found.note)] : []),
     h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry) => card(entry, now.part))));
@@ -292,22 +295,28 @@ function body(item, context) {
   }
 }
 
+/** The sections of a sample's items, in the order in which they are shown; `draw` draws them once they are placed. */
+function itemSections(items, prefix = "item") {
+  const elements = new Map();
+  const context = { items, clock: new EventTarget(), mount: (name) => elements.get(name) ?? null };
+  const rank = (item) => (ORDER.indexOf(item.kind) + ORDER.length + 1) % (ORDER.length + 1);
+  const shown = items.filter((item) => item.kind !== "absent").toSorted((a, b) => rank(a) - rank(b));
+  const sections = shown.map((item, place) => {
+    const holder = h("div", { class: "body" });
+    elements.set(item.name, holder);
+    return h("section", { class: `item ${item.kind}${WIDE.has(item.kind) ? " wide" : ""}`, "aria-labelledby": `${prefix}-${place}`, "data-kind": item.kind, "data-name": item.name },
+      h("header", {}, h("h2", { id: `${prefix}-${place}` }, item.name), h("span", { class: "kind" }, item.kind)),
+      facts(item), item.note ? h("p", { class: `note${item.kind === "unreadable" ? " bad" : ""}` }, item.note) : null, holder);
+  });
+  return { sections, draw: () => shown.forEach((item) => elements.get(item.name).append(body(item, context))) };
+}
+
 async function showSample(root, now, signal) {
   const index = Number(now.n);
   const found = await cached(`api/sample/${index}`, now.part ? { part: now.part } : {}, signal);
-  const elements = new Map();
-  const context = { items: found.items, clock: new EventTarget(), mount: (name) => elements.get(name) ?? null };
-  const shown = found.items.filter((item) => item.kind !== "absent");
+  const { sections, draw } = itemSections(found.items);
   const absent = found.items.filter((item) => item.kind === "absent").map((item) => item.name);
-  const rank = (item) => (ORDER.indexOf(item.kind) + ORDER.length + 1) % (ORDER.length + 1);
-  const sections = shown.toSorted((a, b) => rank(a) - rank(b)).map((item, place) => {
-    const holder = h("div", { class: "body" });
-    elements.set(item.name, holder);
-    return h("section", { class: `item ${item.kind}${WIDE.has(item.kind) ? " wide" : ""}`, "aria-labelledby": `item-${place}`, "data-kind": item.kind, "data-name": item.name },
-      h("header", {}, h("h2", { id: `item-${place}` }, item.name), h("span", { class: "kind" }, item.kind)),
-      facts(item), item.note ? h("p", { class: `note${item.kind === "unreadable" ? " bad" : ""}` }, item.note) : null, holder);
-  });
-  const back = link({ part: now.part, offset: Math.floor(index / LIMIT) * LIMIT });
+  const back = link(now.back ? Object.fromEntries(new URLSearchParams(now.back)) : { part: now.part, offset: Math.floor(index / LIMIT) * LIMIT });
   const isLast = found.count !== null && index + 1 >= found.count;
   paging = {
     previous: index > 0 ? link({ ...now, n: index - 1 }) : null,
@@ -322,7 +331,7 @@ async function showSample(root, now, signal) {
       pageLink("← Previous", paging.previous, "prev"), pageLink("Next →", paging.next, "next")),
     h("div", { class: "sample" }, ...sections),
     absent.length ? h("p", { class: "muted absent" }, `Not in this sample: ${absent.join(", ")}`) : "", origin);
-  shown.forEach((item) => elements.get(item.name).append(body(item, context)));
+  draw();
   exploreModule?.samplePanel?.(origin, api, { ...now, id: found.id, index });
   document.title = `${found.id} · ${about.title}`;
   said(`sample ${found.id}`);
@@ -347,6 +356,28 @@ async function showPartitions(root, now, signal) {
         h("td", {}, h("a", { href: link({ part: one.key }) }, one.key)), ...names.map((name) => cell(name, one[name]))))))));
   said(shown);
 }
+
+// --- newer versions -----------------------------------------------------------------------------------------------
+
+const WATCH = 15000; // milliseconds between looks for a newer version
+let watched = 0;
+
+/** Says that a newer version was published: what is looked at stays, and the layout does too. */
+async function watch() {
+  if (!about?.has_versions || document.hidden || Date.now() - watched < WATCH) return;
+  watched = Date.now();
+  const { part } = state();
+  let found;
+  try { found = await api.get("api/newest", { part }); } catch { return; /* the next look may have an answer */ }
+  if (state().part !== part) return;
+  document.getElementById("newer")?.remove();
+  if (found.part === null) return;
+  document.body.append(h("aside", { id: "newer", role: "status" }, h("span", {}, "A newer version was published."),
+    h("a", { class: "button", href: link({ part: found.part }), onclick: () => document.getElementById("newer").remove() }, "Show the newest")));
+}
+
+setInterval(watch, WATCH);
+document.addEventListener("visibilitychange", watch);
 
 let running = new AbortController();
 
@@ -375,6 +406,7 @@ async function render() {
     if (mine.signal.aborted) return;
     if (staged.parentNode !== root) root.replaceChildren(staged);
     showFrame(now);
+    watch();
   } catch (error) {
     if (mine.signal.aborted) return;
     if (!(error instanceof Refused)) console.warn(error);

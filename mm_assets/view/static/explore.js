@@ -1,56 +1,21 @@
-// The exploring pages: SQL, filter, drops, scores, partitions, versions and origins of a dataset.
+// The exploring pages: SQL, drops, scores, partitions and origins of a dataset; its versions are in versions.js.
 //
 // Like app.js: the URL has the state of a page, and texts only ever become text nodes. A page draws into `root` and asks
 // by `api`. What a person moves (a threshold, a text) changes the URL without drawing the page again.
 
+import { baseName, bytesText, choice, count, failure, field, fill, keep, openLink, plural, queryError, say, short, stepLink } from "./explore_tools.js";
+import { showFilter, sortControl as sortBy } from "./filter.js";
+import { showCompared, showVersions } from "./versions.js";
+
 const SVG = "http://www.w3.org/2000/svg";
-const available = await fetch("api/explore").then((answer) => answer.json()).then((found) => found.available, () => false);
-
-// --- small tools --------------------------------------------------------------------------------------------------
-
-const count = (number) => Number(number).toLocaleString("en-US");
-const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
-const short = (value) => (value === null || value === undefined ? "" : Number.isInteger(value) ? count(value) : String(Number(value.toPrecision(4))));
-const baseName = (path) => (path ?? "").split("/").pop();
-const say = (text) => { const said = document.getElementById("said"); if (said) said.textContent = text; };
-
-function bytesText(size) {
-  if (size === null || size === undefined) return "";
-  const units = ["bytes", "kB", "MB", "GB", "TB"];
-  let value = size;
-  let unit = 0;
-  while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
-  return `${unit ? value.toPrecision(3) : value} ${units[unit]}`;
-}
+const found = await fetch("api/explore").then((answer) => answer.json()).catch(() => ({ available: false, has_columns: false }));
+const { available } = found;
 
 function svg(name, attributes = {}, ...children) {
   const node = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) if (value !== null && value !== undefined) node.setAttribute(key, String(value));
   node.append(...children);
   return node;
-}
-
-/** Stores a state in the URL without drawing the page again. */
-function keep(api, parameters, { push = false } = {}) {
-  const target = api.link(parameters);
-  if (new URL(target, location.href).href !== location.href) history[push ? "pushState" : "replaceState"]({}, "", target);
-}
-
-function failure(api, error) {
-  return api.h("p", { class: "note bad", role: "alert" }, error.message);
-}
-
-/** Draws into a place what a promise gives, and its error in words. */
-async function fill(api, place, work) {
-  place.setAttribute("aria-busy", "true");
-  try {
-    const found = await work();
-    if (found !== undefined) place.replaceChildren(...[found].flat().filter(Boolean));
-  } catch (error) {
-    place.replaceChildren(failure(api, error));
-  } finally {
-    place.removeAttribute("aria-busy");
-  }
 }
 
 function table(api, headings, rows, label, numbers = []) {
@@ -61,17 +26,6 @@ function table(api, headings, rows, label, numbers = []) {
     h("tbody", {}, ...rows.map((cells) => h("tr", {}, ...cells.map((cell, at) => h("td", { class: numeric.has(at) ? "number" : undefined }, cell ?? "")))))));
 }
 
-function field(api, label, control) {
-  return api.h("label", { class: "x-field" }, api.h("span", {}, label), control);
-}
-
-function choice(api, label, options, chosen, onchange) {
-  const { h } = api;
-  return field(api, label, h("select", { onchange: (event) => onchange(event.target.value) },
-    ...options.map(([value, title]) => h("option", { value, selected: value === chosen }, title))));
-}
-
-const openLink = (api, partition, sampleId) => api.link({ page: "open", partition, sample_id: sampleId });
 const placeOf = (row) => (row.sample_id !== null && row.sample_id !== undefined && row.position !== null && row.modality
   ? { partition: row.partition, sample_id: row.sample_id, position: row.position, modality: row.modality }
   : { partition: row.partition, shard: row.shard, member: row.member, byte_offset: row.byte_offset });
@@ -147,18 +101,6 @@ async function showSql(root, api, now) {
   else editor.focus({ preventScroll: true });
 }
 
-function queryError(api, found, sql, editor) {
-  const { h } = api;
-  if (!found.line) { say(found.error); return [h("p", { class: "note bad", role: "alert" }, found.error)]; }
-  const line = sql.split("\n")[found.line - 1] ?? "";
-  const start = sql.split("\n").slice(0, found.line - 1).reduce((sum, one) => sum + one.length + 1, 0) + found.column - 1;
-  const end = start + (/^\w+/.exec(sql.slice(start))?.[0].length ?? 1);
-  if (document.activeElement === editor) editor.setSelectionRange(start, Math.min(end, sql.length));
-  return [h("div", { class: "note bad", role: "alert" },
-    h("p", {}, `Line ${found.line}, column ${found.column}: ${found.error}`),
-    h("pre", { class: "x-where" }, `${line}\n${" ".repeat(Math.max(found.column - 1, 0))}^`))];
-}
-
 function rowsOf(api, found) {
   const { h } = api;
   const names = found.columns.map((column) => column.name);
@@ -177,58 +119,6 @@ function rowsOf(api, found) {
   const said = `${plural(found.rows.length, "row")}${found.truncated ? ", and more that are not shown" : ""} in ${found.seconds} s`;
   say(said);
   return [h("p", { class: "muted" }, said), table(api, id >= 0 ? ["", ...names] : names, rows, "Result", numeric)];
-}
-
-// --- filter -------------------------------------------------------------------------------------------------------
-
-async function showFilter(root, api, now) {
-  const { h } = api;
-  const { relations } = await api.get("api/explore/relations");
-  const usable = relations.filter((one) => ["partition", "sample_id"].every((name) => one.columns.some(([column]) => column === name)));
-  const relation = usable.find((one) => one.name === (now.relation ?? "filtered_rows")) ?? usable[0];
-  if (!relation) { root.replaceChildren(h("p", { class: "note" }, "There are no rows yet: run a partition first.")); return; }
-  const condition = h("input", { type: "text", id: "where", value: now.where ?? "", placeholder: "image_width > 512 and language = 'en'", spellcheck: "false", autocapitalize: "off", autocomplete: "off" });
-  const state = { part: now.part, page: "filter", relation: relation.name === "filtered_rows" ? undefined : relation.name, where: now.where, order: now.order, direction: now.direction };
-  const change = (changed) => api.go({ ...state, where: condition.value.trim(), ...changed });
-  const columns = relation.columns.map(([name]) => [name, name]);
-  const place = h("div", { id: "filtered" });
-  root.replaceChildren(
-    h("form", { class: "x-controls", onsubmit: (event) => { event.preventDefault(); change({}); } },
-      choice(api, "Rows of", usable.map((one) => [one.name, one.name]), relation.name, (value) => change({ relation: value, order: "" })),
-      h("div", { class: "x-grow" }, field(api, "Condition (SQL)", condition)),
-      choice(api, "Order by", [["", "sample"], ...columns], now.order ?? "", (value) => change({ order: value })),
-      choice(api, "Direction", [["asc", "smallest first"], ["desc", "largest first"]], now.direction ?? "asc", (value) => change({ direction: value })),
-      h("button", { type: "submit", class: "x-main" }, "Apply")),
-    place);
-  await fill(api, place, async () => {
-    const offset = Number(now.offset ?? 0) || 0;
-    const found = await api.get("api/explore/select", { relation: relation.name, where: now.where, order: now.order, direction: now.direction, offset });
-    if (found.error) return queryError(api, found, now.where ?? "", condition);
-    const more = found.next === null ? null : api.link({ ...state, offset: found.next });
-    const before = offset > 0 ? api.link({ ...state, offset: Math.max(offset - 50, 0) }) : null;
-    const said = found.entries.length ? `${plural(found.entries.length, "sample")}${offset ? ` after the first ${plural(offset, "row")}` : ""}${more ? ", and more" : ""}` : "No sample has such a row";
-    say(said);
-    return [
-      h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), stepLink(api, "← Previous", before, "prev"), stepLink(api, "Next →", more, "next")),
-      h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry, at) => filteredCard(api, entry, found.rows[at], now.order))),
-    ];
-  });
-}
-
-function filteredCard(api, entry, row, order) {
-  const { h } = api;
-  const value = order && row.value !== null ? h("span", { class: "x-value" }, `${order}: ${typeof row.value === "number" ? short(row.value) : row.value}`) : null;
-  if (entry.index < 0) {
-    return h("li", {}, h("a", { class: "card", href: api.link({ page: "origin", partition: row.partition, sample_id: row.sample_id }) },
-      h("div", { class: "thumb" }, "not packed"), h("div", { class: "words" }, h("span", { class: "id", title: entry.id }, entry.id), value)));
-  }
-  const card = api.card(entry, entry.part);
-  if (value) card.querySelector(".names").replaceWith(value); // a card has room for one of them
-  return card;
-}
-
-function stepLink(api, title, target, rel) {
-  return api.h("a", { class: "button", rel, ...(target ? { href: target } : { "aria-disabled": "true" }) }, title);
 }
 
 // --- drops --------------------------------------------------------------------------------------------------------
@@ -544,98 +434,6 @@ async function showPartitions(root, api, now) {
   say(said);
 }
 
-// --- versions -----------------------------------------------------------------------------------------------------
-
-const dateText = (seconds) => (seconds ? new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ") : "");
-
-async function showVersions(root, api, now) {
-  const { h } = api;
-  const { versions } = await api.get("api/explore/versions");
-  if (!versions.length) { root.replaceChildren(h("p", { class: "note" }, "There is no manifest yet.")); return; }
-  const of = (name, fallback) => versions.find((version) => version.digest === name) ?? fallback;
-  const [next, last] = [of(now.new, versions[0]), of(now.old, versions[1] ?? versions[0])];
-  const change = (changed) => api.go({ part: now.part, page: "versions", old: last.digest, new: next.digest, ...changed });
-  const options = versions.map((version) => [version.digest, `${version.digest.slice(0, 12)} · ${dateText(version.modified)}${version.is_newest ? " · newest" : ""}`]);
-  const facts = (version) => h("dl", { class: "facts x-facts" }, ...[["samples", count(version.num_samples)], ["partitions", count(version.num_partitions)], ["packed files", bytesText(version.num_bytes)], ["written", dateText(version.modified)]]
-    .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
-  const place = h("div", { id: "diff" });
-  root.replaceChildren(
-    h("div", { class: "x-two" },
-      h("section", { class: "item", "aria-label": "Old version" }, choice(api, "From", options, last.digest, (value) => change({ old: value })), facts(last)),
-      h("section", { class: "item", "aria-label": "New version" }, choice(api, "To", options, next.digest, (value) => change({ new: value })), facts(next))),
-    place);
-  if (versions.length < 2) { place.replaceChildren(h("p", { class: "muted" }, "There is one version: the next one can be compared with it.")); return; }
-  if (last.digest === next.digest) { place.replaceChildren(h("p", { class: "muted" }, "Choose two versions.")); return; }
-  await fill(api, place, () => diffOf(api, last.digest, next.digest));
-}
-
-async function diffOf(api, last, next) {
-  const { h } = api;
-  const rows = h("tbody", {});
-  const sums = { added: 0, removed: 0, changed: 0 };
-  const said = h("p", { id: "diff-said", role: "status" });
-  const more = h("button", { type: "button" }, "Compare further partitions");
-  let offset = 0;
-  async function load() {
-    more.disabled = true;
-    const found = await api.get("api/explore/diff", { old: last, new: next, offset });
-    for (const partition of found.partitions) {
-      for (const change of Object.keys(sums)) sums[change] += partition.counts?.[change] ?? 0;
-      rows.append(...partitionRows(api, partition, last, next));
-    }
-    offset = found.next;
-    more.hidden = offset === null;
-    more.disabled = false;
-    said.textContent = `${count(sums.added)} added, ${count(sums.removed)} removed, ${count(sums.changed)} changed${offset === null ? "" : " so far"}; ${plural(found.unchanged, "partition")} the same, ${plural(found.total, "partition")} with other files.`;
-    say(said.textContent);
-    return found;
-  }
-  more.addEventListener("click", () => load().catch((error) => { said.replaceChildren(failure(api, error)); more.disabled = false; }));
-  const first = await load();
-  return [
-    first.settings.length ? h("section", { "aria-label": "Settings" }, h("h2", {}, "Settings and schema"), h("ul", {}, ...first.settings.map((one) => h("li", {}, one)))) : h("p", { class: "muted" }, "Settings and schema are the same."),
-    said,
-    first.total ? h("div", { class: "scroll x-table", tabindex: "0", role: "region", "aria-label": "Partitions that differ" }, h("table", {},
-      h("thead", {}, h("tr", {}, ...["partition", "state", "samples", "added", "removed", "changed", "why"].map((name, at) => h("th", { scope: "col", class: at > 1 && at < 6 ? "number" : undefined }, name)))), rows)) : null,
-    more,
-  ];
-}
-
-function partitionRows(api, partition, last, next) {
-  const { h } = api;
-  const key = partition.partition;
-  const inner = h("td", { colspan: "7" });
-  const hidden = h("tr", { hidden: true }, inner);
-  const number = (change) => h("td", { class: "number" }, partition.counts ? count(partition.counts[change]) : "?");
-  const toggle = h("button", { type: "button", class: "x-plain", "aria-expanded": "false" }, `▸ ${key}`);
-  toggle.addEventListener("click", () => {
-    const opens = hidden.hidden;
-    hidden.hidden = !opens;
-    toggle.setAttribute("aria-expanded", String(opens));
-    toggle.textContent = `${opens ? "▾" : "▸"} ${key}`;
-    if (opens && !inner.childNodes.length) fill(api, inner, () => changedSamples(api, key, last, next, 0));
-  });
-  return [h("tr", {}, h("td", {}, partition.counts ? toggle : key), h("td", {}, partition.state),
-    h("td", { class: "number" }, `${count(partition.num_old)} → ${count(partition.num_new)}`), number("added"), number("removed"), number("changed"),
-    h("td", {}, [...partition.reasons, partition.note].filter(Boolean).join("; "))), hidden];
-}
-
-const SIGN = { added: "+", removed: "−", changed: "≠" };
-
-async function changedSamples(api, partition, last, next, offset) {
-  const { h } = api;
-  const found = await api.get("api/explore/diff/samples", { old: last, new: next, partition, offset });
-  const list = h("ul", { class: "x-changes" }, ...found.samples.map((sample) => {
-    const target = sample.change === "removed" ? api.link({ page: "origin", partition, sample_id: sample.sample_id }) : openLink(api, partition, sample.sample_id);
-    const why = [sample.reason, sample.detail].filter(Boolean).join(": ");
-    return h("li", { class: `x-${sample.change}` }, h("span", { class: "x-sign", title: sample.change }, SIGN[sample.change]), h("span", { class: "out-of-sight" }, sample.change), " ",
-      h("a", { href: target }, sample.sample_id), sample.modalities.length ? ` (${sample.modalities.join(", ")})` : "", h("span", { class: "muted" }, ` ${why}`));
-  }));
-  if (found.next === null) return list;
-  const more = h("button", { type: "button", onclick: () => { const place = h("div", {}); more.replaceWith(place); fill(api, place, () => changedSamples(api, partition, last, next, found.next)); } }, "More samples");
-  return [list, more];
-}
-
 // --- origin -------------------------------------------------------------------------------------------------------
 
 async function originOf(api, parameters) {
@@ -715,11 +513,14 @@ export function samplePanel(root, api, now) {
 
 // --- pages --------------------------------------------------------------------------------------------------------
 
-/** The pages of the navigation by their name in the URL; there are two more, which other pages lead to. */
+/** What the grid of samples is sorted and filtered by; nothing where the source has no columns. */
+export const sortControl = (api, now) => (found.has_columns ? sortBy(api, now, available) : []);
+
+/** The pages of the navigation by their name in the URL; there are three more, which other pages lead to. */
 export const pages = {};
+if (found.has_columns) pages.filter = { title: "Filter", render: (root, api, now) => showFilter(root, api, now, available) };
 if (available) {
   Object.assign(pages, {
-    filter: { title: "Filter", render: showFilter },
     sql: { title: "SQL", render: showSql },
     drops: { title: "Drops", render: showDrops },
     scores: { title: "Scores", render: showScores },
@@ -727,7 +528,7 @@ if (available) {
     versions: { title: "Versions", render: showVersions },
     origin: { title: "Origin", render: showOrigin },
   });
-  for (const [name, render] of Object.entries({ open: openSample, content: showContent })) {
+  for (const [name, render] of Object.entries({ open: openSample, content: showContent, compare: showCompared })) {
     Object.defineProperty(pages, name, { value: { title: name, render }, enumerable: false });
   }
 }

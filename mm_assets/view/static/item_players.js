@@ -65,6 +65,10 @@ export function drawVideo(item, context) {
     player.append(element("track", { kind: "subtitles", src: track, label: other.name, default: isFirst }));
     isFirst = false;
   }
+  for (const { media, label, language } of data.tracks ?? []) { // those in the file itself
+    player.append(element("track", { kind: "subtitles", src: urlOf(item, media), label, srclang: language || null, default: isFirst }));
+    isFirst = false;
+  }
   const parts = [player];
   if (data.sound) parts.push(...together(player, item, context, clip));
   const strip = stripOf(item, context);
