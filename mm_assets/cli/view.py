@@ -34,7 +34,7 @@ def command(
     import secrets
 
     from mm_assets.view import build_app, open_backend, serve
-    from mm_assets.view.server import bind, url_of
+    from mm_assets.view.server import bind, limit_memory, url_of
 
     backend = open_backend(sources, storage_options=parsed_options(storage_options), allowed=allowed)
     sock = bind(host, port)
@@ -46,6 +46,7 @@ def command(
         import webbrowser
 
         webbrowser.open(url)
+    limit_memory()
     app = build_app(backend, token=token, hosts=[*hosts, host])
     with suppress(KeyboardInterrupt):
         serve(app, sock)

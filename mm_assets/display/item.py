@@ -18,6 +18,7 @@ from mm_assets.errors import MediaError
 __all__ = [
     "KINDS",
     "MAX_DATA",
+    "MAX_SECONDS",
     "MAX_TEXT",
     "MAX_WHOLE",
     "Content",
@@ -41,6 +42,7 @@ KINDS += ("video", "midi", "document", "page", "absent", "unreadable")
 MAX_DATA = 256 << 10  # bytes of an item's data as JSON
 MAX_TEXT = 100_000  # characters of a text that is shown
 MAX_WHOLE = 64 << 20  # bytes that are held at once for a look at them
+MAX_SECONDS = 3.0  # after which no further part of a value is made, such as a page or an item of a sequence
 
 
 @dataclass(frozen=True, slots=True)

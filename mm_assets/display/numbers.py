@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -55,7 +55,7 @@ def map_item(name: str, values: npt.NDArray[Any], *, unit: str = "", size: int |
         "unit": unit,
         "colours": COLOURS,
     }
-    media = (made("map", "image/png", partial(_heat_map, values, low, high)),)
+    media = (made("map", "image/png", partial(_heat_map, _thinned(values, max(values.shape)), low, high)),)
     note = "" if measured.size else "No pixel of it was measured."
     return Item(name=name, kind="depth", facts=facts, data=data, media=media, note=note)
 
@@ -64,11 +64,18 @@ def _is_measured(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return np.isfinite(values) & (values != 0) if values.dtype.kind == "f" else np.asarray(values != 0)
 
 
-def _heat_map(values: npt.NDArray[Any], low: float, high: float, *, holes: bool = True) -> bytes:
+def _thinned(values: npt.NDArray[Any], *sides: int) -> npt.NDArray[Any]:
+    """A copy of every n-th value, at most `_MAX_MAP_SIDE` of `sides`: an item must not hold the whole array.
+
+    A map keeps its shape: the longer of its sides is given. Of a plane, which may be a thousand times as high as wide,
+    both are.
+    """
+    steps = [max(1, -(-side // _MAX_MAP_SIDE)) for side in (sides if len(sides) == 2 else 2 * sides)]
+    return np.array(values[:: steps[0], :: steps[1]])
+
+
+def _heat_map(small: npt.NDArray[Any], low: float, high: float, *, holes: bool = True) -> bytes:
     """A PNG of colours; clear where nothing was measured."""
-    # A map keeps its shape; a plane of an array, which may be a thousand times as high as wide, its shorter side.
-    steps = [-(-(max(values.shape) if holes else side) // _MAX_MAP_SIDE) for side in values.shape]
-    small = np.asarray(values[:: max(1, steps[0]), :: max(1, steps[1])])
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = (small.astype(np.float64) - low) / ((high - low) or 1.0)
     index = np.nan_to_num(np.clip(scaled, 0, 1) * 255, nan=0.0).astype(np.uint8)
@@ -111,7 +118,7 @@ def array_item(name: str, array: npt.NDArray[Any], *, size: int | None = None) -
         elif array.ndim == 2 and 1 <= array.shape[1] <= MAX_CHANNELS and array.shape[0] > 2 * array.shape[1]:
             data["plot"] = plot(np.arange(len(array), dtype=np.float64), numbers)
         elif array.ndim >= 2 and min(array.shape[-2:]) > 0:
-            media.append(made("map", "image/png", partial(_plane, numbers)))
+            media.append(made("map", "image/png", _plane(numbers)))
             data["image"] = "map"
             data["width"], data["height"] = _plane_size(array)
             data["colours"] = COLOURS
@@ -144,15 +151,15 @@ def _plane_size(array: npt.NDArray[Any]) -> tuple[int, int]:
     return width, height
 
 
-def _plane(array: npt.NDArray[Any]) -> bytes:
-    """A PNG of an array's first plane: its pixels where they look like such, else a heat map."""
+def _plane(array: npt.NDArray[Any]) -> Callable[[], bytes]:
+    """Makes a PNG of an array's first plane: its pixels where they look like such, else a heat map."""
     if _is_picture(array):
         pixels = array.reshape(-1, *array.shape[-3:])[0]
-        return png_of(shrunk_pixels(np.ascontiguousarray(pixels), _MAX_MAP_SIDE))
+        return partial(png_of, shrunk_pixels(np.array(pixels), _MAX_MAP_SIDE))
     plane = array.reshape(-1, *array.shape[-2:])[0]
     good = plane[_finite(plane)]
     low, high = (float(good.min()), float(good.max())) if good.size else (0.0, 1.0)
-    return _heat_map(plane, low, high, holes=False)
+    return partial(_heat_map, _thinned(plane, *plane.shape), low, high, holes=False)
 
 
 def _text(value: Any) -> str:

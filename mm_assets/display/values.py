@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from functools import singledispatch
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from mm_assets.display.clips import clip_item
 from mm_assets.display.content import content_item, file_item
 from mm_assets.display.item import (
     MAX_DATA,
+    MAX_SECONDS,
     Content,
     Item,
     Media,
@@ -51,6 +54,8 @@ from mm_assets.media.content_types import Buffer, content_type_of_name
 from mm_assets.media.subtitles import TimedSegment
 
 __all__ = ["column_item", "value_item"]
+
+T = TypeVar("T")
 
 _LEAST_ARRAY = 8  # numbers of a list that is shown as an array
 _MOST_AXES = 4
@@ -146,18 +151,21 @@ def _(shown: ShownPair, name: str, payload: Content) -> Item:
 
 @_show.register
 def _(shown: ShownPages, name: str, payload: Content) -> Item:
-    pages = [(number, _show(page, name, payload)) for number, page in enumerate(shown.pages[:MAX_FRAMES])]
+    pages = [(number, _show(page, name, payload)) for number, page in enumerate(_in_time(shown.pages))]
     sizes = None if shown.layout is None else shown.layout.page_sizes
     count = len(shown.pages) or (0 if sizes is None else len(sizes))
     facts = {"pages": f"{count:,}", "bytes": human_bytes(payload.size)}
-    return pages_item(name, pages, shown.layout, facts)
+    item = pages_item(name, pages, shown.layout, facts)
+    if len(pages) == len(shown.pages):
+        return item
+    return replace(item, note=f"{item.note} Shown are the first {len(pages)} of {count:,} pages.".strip())
 
 
 @_show.register
 def _(shown: ShownList, name: str, payload: Content) -> Item:
-    items = [(position, _shown_item(one, name, content)) for position, content, one in shown.items[:MAX_FRAMES]]
+    items = [(position, _shown_item(one, name, content)) for position, content, one in _in_time(shown.items)]
     facts = {"items": f"{shown.count:,}", "bytes": human_bytes(payload.size)}
-    note = f"Shown are the first {MAX_FRAMES} of {shown.count:,}." if shown.count > MAX_FRAMES else ""
+    note = f"Shown are the first {len(items)} of {shown.count:,}." if shown.count > len(items) else ""
     kinds = {item.kind for _, item in items}
     if "image" in kinds and kinds <= {"image", "unreadable"}:
         return frames_item(name, items, facts=facts, note=note)
@@ -165,6 +173,15 @@ def _(shown: ShownList, name: str, payload: Content) -> Item:
     if is_short:
         note = f"{note} Long items end early here.".strip()
     return Item(name=name, kind="document", facts=facts, data={"blocks": blocks}, media=media, note=note)
+
+
+def _in_time(parts: Iterable[T]) -> Iterator[T]:
+    """The first parts of a value: at most `MAX_FRAMES`, and those that are made within some seconds."""
+    ends = time.monotonic() + MAX_SECONDS
+    for part in islice(parts, MAX_FRAMES):
+        yield part
+        if time.monotonic() > ends:
+            return
 
 
 def _shown_item(shown: Shown, name: str, content: StoredBytes) -> Item:

@@ -190,7 +190,7 @@ class SequenceField(Field):
         if min(tables_size, stored.size) > _MAX_SHOWN_TABLES:
             raise MediaError(PAYLOAD, f"has {num_items:,} items, too many to be listed for a look at them")
         items = self._open(metadata, stored.read(0, min(tables_size, stored.size)), size=stored.size)
-        return ShownList(items=list(self._shown_items(items, stored)), count=len(items))
+        return ShownList(items=self._shown_items(items, stored), count=len(items))
 
     def _shown_items(self, items: _Items, stored: StoredBytes) -> Iterator[tuple[int, StoredBytes, Shown]]:
         for index in range(min(len(items), _MAX_SHOWN)):

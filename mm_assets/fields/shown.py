@@ -6,7 +6,7 @@ in its payload rather than copy media, so that a player reads ranges of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -156,11 +156,12 @@ class ShownList:
     """Values at positions.
 
     Attributes:
-        items: (position, the item's data bytes, how its field shows them) in order, the first ones of very many.
+        items: (position, the item's data bytes, how its field shows them) in order, the first ones of very many. It
+            is read once and may be an iterator, so that no two decoded items need be held.
         count: of all items.
     """
 
-    items: Sequence[tuple[int, StoredBytes, Any]]
+    items: Iterable[tuple[int, StoredBytes, Any]]
     count: int
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -64,9 +65,13 @@ class SourceFile:
         self._fd = -1
         if "file" in protocols(self._fs):
             try:
-                self._fd = os.open(self._path, os.O_RDONLY)
+                # Without O_NONBLOCK, a pipe without a writer, which an unpacked archive may have left, waits for ever.
+                self._fd = os.open(self._path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             except OSError as error:
                 raise SourceError(url, f"cannot be opened: {reason(error)}") from error
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                os.close(self._fd)
+                raise SourceError(url, "is a pipe or a device, expected a file")
 
     @property
     def is_local(self) -> bool:

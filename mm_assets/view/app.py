@@ -43,6 +43,7 @@ QUERIES = 2  # threads that sort and filter
 MAKERS = 2  # threads that make media, such as a picture of a TIFF
 MAX_ID = 1024  # characters of an id, and of a name, that is shown
 MAX_NAMES = 40  # of what a card's sample has
+MAX_NOTE = 4000  # characters of what is said about a sample or an item
 MAX_SAMPLE = 16 << 20  # bytes of JSON of the items of a sample
 _CACHED_SAMPLES = 6  # whose items are held: their media are asked for next
 
@@ -107,7 +108,7 @@ class Viewer:
             "text": entry.text,
             "names": [name[:MAX_ID] for name in entry.names[:MAX_NAMES]],
             "picture": picture,
-            "note": entry.note,
+            "note": entry.note[:MAX_NOTE],
         }
 
     def page_json(self, page: Page, part: str = "") -> dict[str, Any]:
@@ -158,6 +159,7 @@ def build_viewer(backend: Backend, routes: Sequence[BaseRoute] = ()) -> Starlett
         NoSampleError: _no_sample,
         MmAssetsError: _known_error,
         OSError: _known_error,
+        MemoryError: _too_much,
         HTTPException: _http_error,
         Exception: _bug,
     }
@@ -321,11 +323,11 @@ async def _sample(request: Request) -> Response:
 def item_json(item: Item, base: str, suffix: str) -> dict[str, Any]:
     """An item for the page; its media are at `base`, with the query `suffix`."""
     return {
-        "name": item.name,
+        "name": item.name[:MAX_ID],
         "kind": item.kind,
         "facts": dict(item.facts),
         "data": dict(item.data),
-        "note": item.note,
+        "note": item.note[:MAX_NOTE],
         "media": [
             {
                 "name": media.name,
@@ -416,6 +418,10 @@ async def _no_sample(_request: Request, error: Exception) -> Response:
 async def _known_error(_request: Request, error: Exception) -> Response:
     """A file that is damaged or gone: its message is what the person needs."""
     return plain_page(422, "Cannot be read", str(error))
+
+
+async def _too_much(_request: Request, _error: Exception) -> Response:
+    return plain_page(422, "Cannot be shown", "It needs more memory than the viewer may take.")
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mm_assets.errors import ConfigError
@@ -12,7 +14,9 @@ from mm_assets.errors import ConfigError
 if TYPE_CHECKING:
     from mm_assets.view.guard import Guard
 
-__all__ = ["bind", "serve", "url_of"]
+__all__ = ["bind", "limit_memory", "serve", "url_of"]
+
+MEMORY = 4 << 30  # bytes beyond those of the start; files that are mapped do not count
 
 
 def bind(host: str, port: int, *, option: str = "--port", advice: str = "`--port 0` takes a free one") -> socket.socket:
@@ -41,6 +45,23 @@ def url_of(sock: socket.socket, host: str, token: str) -> str:
     port = sock.getsockname()[1]
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}/?t={token}"
+
+
+def limit_memory(size: int = MEMORY) -> None:
+    """Has this process fail to take more memory than now by a number of bytes, where the system can do that.
+
+    What is shown is bounded piece by piece; this is for a decoder that a file leads to take more, such as for a page
+    of a Parquet file that is 2 GiB of zeros, compressed to nothing: its sample then says so, and the machine goes on.
+    """
+    if sys.platform != "linux":  # elsewhere the limit counts mapped files too
+        return
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    most = pages * resource.getpagesize() + size
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft == resource.RLIM_INFINITY or soft > most:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def serve(app: Guard, sock: socket.socket, *, on_started: Callable[[], None] | None = None) -> None:

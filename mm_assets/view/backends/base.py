@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,10 +18,21 @@ from mm_assets.errors import MmAssetsError
 if TYPE_CHECKING:
     from mm_assets.view.sample_table import SampleTable
 
-__all__ = ["NO_PICTURE", "Backend", "Entry", "NoSampleError", "Page", "Picture", "fingerprint", "shortened"]
+__all__ = [
+    "NO_PICTURE",
+    "Backend",
+    "Entry",
+    "NoSampleError",
+    "Page",
+    "Picture",
+    "fingerprint",
+    "made_in_time",
+    "shortened",
+]
 
 MAX_SHOWN_TEXT = 280  # characters of a card's text
 PAGE_SECONDS = 5.0  # that a page waits for samples which have not been read yet
+SAMPLE_SECONDS = 4.0  # after which no further item of a sample is made
 SEARCH_SECONDS = 1.0  # of one request: the next one resumes the search
 SEARCH_BLOCK = 1 << 12  # ids that are compared at a time
 
@@ -234,6 +245,21 @@ class Backend(ABC):
         if not 0 <= index < self.known():
             there = f"there are {self.known():,}" if self.is_complete else f"{self.known():,} have been read so far"
             raise NoSampleError(f"{self.title}: there is no sample {index:,}; {there}")
+
+
+def made_in_time(names: Sequence[str], makers: Iterable[Callable[[], Item]]) -> list[Item]:
+    """Items one after the other; those for which there is no time left say so.
+
+    A sample may have hundreds of members that take a second each: its page must not wait for all of them.
+    """
+    ends, found = time.monotonic() + SAMPLE_SECONDS, []
+    for name, make in zip(names, makers, strict=True):
+        if time.monotonic() < ends:
+            found.append(make())
+        else:
+            note = f"It is not shown: the items before it took {SAMPLE_SECONDS:g} s."
+            found.append(Item(name=name, kind="unreadable", note=note))
+    return found
 
 
 def shortened(text: str, limit: int = MAX_SHOWN_TEXT) -> str:

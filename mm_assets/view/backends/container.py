@@ -2,6 +2,7 @@
 
 Members are read as they are asked for, so that the first page of a shard of any size is there at once. Of a container
 that can be read by ranges only headers are read; contents of any other, which come in one pass, wait in a scratch file.
+A thread of its own reads: one member of a compressed shard may take hours to pass, and no request waits for it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,20 @@ from mm_assets.sources.member import Member, ShardDamage, split_member_name
 from mm_assets.sources.samples import modality_of, shard_labels
 from mm_assets.storage.files import SourceFile
 from mm_assets.summaries import counted
-from mm_assets.view.backends.base import NO_PICTURE, Backend, Entry, NoSampleError, Picture, fingerprint, shortened
+from mm_assets.view.backends.base import (
+    NO_PICTURE,
+    PAGE_SECONDS,
+    Backend,
+    Entry,
+    NoSampleError,
+    Picture,
+    fingerprint,
+    made_in_time,
+    shortened,
+)
 from mm_assets.view.backends.cards import MAX_CANDIDATES, PICTURED_MODALITIES, text_of
 from mm_assets.view.backends.member_list import MemberList, MemberPlace
-from mm_assets.view.backends.scratch import Scratch
+from mm_assets.view.backends.scratch import HeldContents, Scratch
 
 __all__ = ["ContainerBackend"]
 
@@ -34,7 +45,8 @@ MAX_MEMBERS = 5_000_000  # some hundred megabytes of what is held of them
 MAX_DAMAGE = 20  # damaged places that are named
 MAX_SHOWN = 400  # members of one sample
 MAX_LISTED = 40  # of a card
-_SLICE_SECONDS = 0.02  # of reading on in the background, between which requests have their turn
+_SLICE_SECONDS = 0.005  # of reading on, after which waiting requests are notified
+_REST_SECONDS = 0.002  # between slices that nothing waits for, in which requests have their turn
 _CARD_BYTES = 16 << 10  # of a text that a card may show
 
 
@@ -53,12 +65,17 @@ class ContainerBackend(Backend):
         self._labels = shard_labels([file.url for file in files])
         self._members = MemberList()
         self._scratch: Scratch | None = None
-        self._lock = threading.Lock()  # of reading on; what is known is read without it
+        self._held = HeldContents()
+        self._more = threading.Condition()  # of reading on; what is known is read without it
+        self._wanted, self._until = 0, 0.0  # samples that requests wait for, and until when
+        self._waiting = 0  # requests
+        self._failure: Exception | None = None  # a bug of a source
         self._damage: list[str] = []
         self._skipped: Counter[str] = Counter()
         self._complete = False
         self._closed = False
         self._steps = self._walk()
+        self._lock = threading.Lock()  # of what follows
         self._shards: dict[str, Backend] = {}  # those that were looked at alone
         self._reader: threading.Thread | None = None
 
@@ -129,28 +146,50 @@ class ContainerBackend(Backend):
 
     def reach(self, count: int, seconds: float) -> None:
         """Reads on until so many samples are known and the next one has begun, the shards end, or the time is over."""
-        self._advance(lambda: len(self._members) > count, time.monotonic() + seconds)
-        if self._reader is None and not self._complete and self._files[0].is_local and self._is_cheap():
-            # The number of samples, and members far from their sample, become known while people look.
-            self._reader = threading.Thread(target=self._read_on, name="members", daemon=True)
-            self._reader.start()
+        with self._more:
+            if self._reader is None and not self._closed:
+                self._reader = threading.Thread(target=self._read_on, name="members", daemon=True)
+                self._reader.start()
+            if not self._is_known(count):
+                self._wanted = max(self._wanted, count)
+                self._until = max(self._until, time.monotonic() + seconds)
+                self._waiting += 1
+                self._more.notify_all()
+                self._more.wait_for(lambda: self._is_known(count), max(seconds, 0))
+                self._waiting -= 1
+        if self._failure is not None:
+            raise self._failure
 
-    def _is_cheap(self) -> bool:
-        return 0 in self._sources and self._sources[0].seekable
+    def _is_known(self, count: int) -> bool:
+        return self._complete or self._closed or self._failure is not None or len(self._members) > count
+
+    def _is_wanted(self) -> bool:
+        """Whether to read on: for requests, and in a local shard that is read by ranges whatever they ask for.
+
+        The number of samples, and members far from their sample, become known while people look.
+        """
+        if self._complete or self._closed:
+            return False
+        if 0 in self._sources and self._sources[0].seekable and self._files[0].is_local:
+            return True
+        return time.monotonic() < self._until and len(self._members) <= self._wanted
 
     def _read_on(self) -> None:
-        while not self._complete and not self._closed:
-            self._advance(lambda: False, time.monotonic() + _SLICE_SECONDS)
-            time.sleep(_SLICE_SECONDS / 4)
-
-    def _advance(self, is_enough: Callable[[], bool], ends: float) -> None:
-        while not self._complete and not is_enough() and not self._closed:
-            with self._lock:
-                for _ in range(64):
-                    if self._complete or is_enough() or next(self._steps, self) is self:
-                        break
-            if time.monotonic() >= ends:
-                return
+        try:
+            while not (self._complete or self._closed):
+                with self._more:
+                    self._more.notify_all()
+                    self._more.wait_for(lambda: self._closed or self._is_wanted())
+                ends = time.monotonic() + _SLICE_SECONDS
+                while self._is_wanted() and time.monotonic() < ends:
+                    next(self._steps, None)
+                if self._waiting == 0:
+                    time.sleep(_REST_SECONDS)
+        except Exception as error:  # noqa: BLE001  # a bug of a source, which the requests that wait raise
+            self._failure = error
+        finally:
+            with self._more:
+                self._more.notify_all()
 
     @property
     def is_complete(self) -> bool:
@@ -244,7 +283,9 @@ class ContainerBackend(Backend):
         """Every member of a sample."""
         self.check(index)
         key, members = self._key_of(index), self._members.members(index, MAX_SHOWN)
-        items = linked([self._item(member, _label(member, key)) for member in members])
+        names = [_label(member, key) for member in members]
+        makers = [partial(self._item, member, name) for member, name in zip(members, names, strict=True)]
+        items = linked(made_in_time(names, makers))
         left = self._members.count(index) - len(members)
         return items if not left else (*items, Item(name="…", kind="unreadable", note=f"{left:,} more members."))
 
@@ -256,7 +297,14 @@ class ContainerBackend(Backend):
 
     def _content(self, member: MemberPlace) -> Content:
         """The content of a member, in parts where it is stored as one range."""
-        file, start = self._files[member.file], member.offset
+        file = self._files[member.file]
+        if member.offset is None and not self._sources[member.file].seekable:
+            self.reach(MAX_MEMBERS, PAGE_SECONDS)  # links come after all others
+            member = self._members.member(member.number)
+            if member.offset is None and not self._complete:
+                detail = "is a link in a compressed shard, whose end has not been read yet: reload the page"
+                raise SourceError(file.url, detail, member=member.name)
+        start = member.offset
         if start is not None and not is_compressed(member.name):
             read = self._reader_of(member)
             return Content(member.size, lambda offset, size: read(start + offset, size))
@@ -264,8 +312,12 @@ class ContainerBackend(Backend):
             limit = f"{MAX_WHOLE >> 20} MiB"
             detail = f"holds {member.size:,} bytes, and what is not one range of a plain tar is shown up to {limit}"
             raise SourceError(file.url, detail, member=member.name)
+        return self._held.content(member.number, partial(self._whole, member))
+
+    def _whole(self, member: MemberPlace) -> bytes:
+        start = member.offset
         stored = self._by_pass(member) if start is None else self._reader_of(member)(start, member.size)
-        return Content.of(decompress(stored, member.name, MAX_WHOLE) if is_compressed(member.name) else stored)
+        return decompress(stored, member.name, MAX_WHOLE) if is_compressed(member.name) else stored
 
     def _reader_of(self, member: MemberPlace) -> Callable[[int, int], bytes]:
         """Reads ranges of what the offset of a member counts in."""
@@ -274,7 +326,7 @@ class ContainerBackend(Backend):
         return self._scratch.read
 
     def _by_pass(self, member: MemberPlace) -> bytes:
-        """The content of a sparse member, or of a link within a compressed shard."""
+        """The content of a sparse member."""
         for _, content in self._sources[member.file].payloads(
             wanted=lambda one: one.ordinal == member.ordinal, max_bytes=MAX_WHOLE, on_damaged_shard="salvage"
         ):
@@ -301,9 +353,9 @@ class ContainerBackend(Backend):
 
     def close(self) -> None:
         """Closes the shards."""
-        self._closed = True
-        with self._lock:
-            self._complete = True
+        with self._more:
+            self._closed = True
+            self._more.notify_all()
         for shard in self._shards.values():
             shard.close()
         for file in self._files:

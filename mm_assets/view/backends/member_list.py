@@ -18,6 +18,7 @@ class MemberPlace(NamedTuple):
     """One member.
 
     Attributes:
+        number: of the member in its list.
         name: as the container has it.
         file: number of its container.
         ordinal: its place in the container.
@@ -25,6 +26,7 @@ class MemberPlace(NamedTuple):
         size: bytes of its content.
     """
 
+    number: int
     name: str
     file: int
     ordinal: int
@@ -96,6 +98,7 @@ class MemberList:
         """One member."""
         offset = self._offsets[number]
         return MemberPlace(
+            number=number,
             name=self._name(number),
             file=self._files[number],
             ordinal=self._ordinals[number],

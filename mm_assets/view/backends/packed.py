@@ -14,7 +14,16 @@ from mm_assets.errors import FormatError, MmAssetsError
 from mm_assets.fields import Field
 from mm_assets.formats.stored import StoredPayload
 from mm_assets.summaries import counted
-from mm_assets.view.backends.base import NO_PICTURE, Backend, Entry, NoSampleError, Picture, fingerprint, shortened
+from mm_assets.view.backends.base import (
+    NO_PICTURE,
+    Backend,
+    Entry,
+    NoSampleError,
+    Picture,
+    fingerprint,
+    made_in_time,
+    shortened,
+)
 from mm_assets.view.backends.cards import MAX_CANDIDATES, PICTURED, TEXTUAL, text_of
 
 if TYPE_CHECKING:
@@ -167,8 +176,10 @@ class PackedBackend(Backend):
             stored = self._stored(index)
         except FormatError:
             # One modality that is out of place must not hide the others.
-            return linked([self._item_or_damage(index, name) for name in self._dataset.names])
-        return linked([self._item(name, payload) for name, payload in stored.items()])
+            names = self._dataset.names
+            return linked(made_in_time(names, [partial(self._item_or_damage, index, name) for name in names]))
+        makers = [partial(self._item, name, payload) for name, payload in stored.items()]
+        return linked(made_in_time(list(stored), makers))
 
     def _item_or_damage(self, index: int, name: str) -> Item:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from mm_assets.display import Content
@@ -12,6 +13,7 @@ from mm_assets.errors import SourceError
 from mm_assets.rows.source_ref import SourceRef
 from mm_assets.sources.base import open_container
 from mm_assets.storage.files import SourceFile
+from mm_assets.view.backends.scratch import HeldContents
 
 __all__ = ["References"]
 
@@ -31,6 +33,7 @@ class References:
         self._is_allowed = is_allowed
         self._options = storage_options
         self._lock = threading.Lock()
+        self._held = HeldContents()
         self._open: OrderedDict[str, SourceFile] = OrderedDict()
 
     def content(self, ref: SourceRef) -> Content:
@@ -51,13 +54,7 @@ class References:
             return Content(ref.byte_size, lambda offset, size: file.read(start + offset, size))
         if ref.member is None:
             return Content(file.size, file.read)
-        container = open_container(file)
-        wanted = ref.member
-        for _, content in container.payloads(
-            wanted=lambda one: one.member == wanted, max_bytes=MAX_WHOLE, on_damaged_shard="salvage"
-        ):
-            return Content.of(content)
-        raise SourceError(ref.path, "the shard has no such member", member=wanted)
+        return self._held.content((ref.path, ref.member), partial(_member_of, file, ref.member))
 
     def _file(self, path: str) -> SourceFile:
         with self._lock:
@@ -74,6 +71,15 @@ class References:
         with self._lock:
             _close(self._open.values())
             self._open.clear()
+
+
+def _member_of(file: SourceFile, wanted: str) -> bytes:
+    """The content of a member, by a pass over its shard."""
+    for _, content in open_container(file).payloads(
+        wanted=lambda one: one.member == wanted, max_bytes=MAX_WHOLE, on_damaged_shard="salvage"
+    ):
+        return content
+    raise SourceError(file.url, "the shard has no such member", member=wanted)
 
 
 def _close(files: Iterable[SourceFile]) -> None:

@@ -7,7 +7,7 @@ import json
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from mm_assets.errors import ShardError, SourceError, first_line
@@ -17,9 +17,11 @@ from mm_assets.storage.files import SourceFile
 __all__ = ["JsonLines", "ParquetRows", "RowFile"]
 
 BATCH_ROWS = 64  # of a table that are decoded at a time
+BATCH_BYTES = 16 << 20  # of them, by the mean size of a row group's rows
 ID_ROWS = 1 << 14  # of which the ids are read at a time
 CACHED_BYTES = 32 << 20  # of decoded rows
 MAX_LINE = 16 << 20  # bytes of a line of JSON
+MAX_PARSED = 4 << 20  # of which so many are parsed: of empty lists they take a hundred times as much memory
 _READ = 1 << 20
 
 
@@ -67,11 +69,9 @@ class ParquetRows:
     is_complete = True
 
     def __init__(self, file: SourceFile) -> None:
-        import pyarrow.parquet as pq
-
         self.file = file
         try:
-            self._table = pq.ParquetFile(file.open(), buffer_size=_READ, pre_buffer=False)
+            self._table = _open_table(file)
             sizes = [self._table.metadata.row_group(n).num_rows for n in range(self._table.num_row_groups)]
         except SourceError:
             raise
@@ -84,6 +84,14 @@ class ParquetRows:
         self._lock = threading.Lock()  # one read at a time: a reader of Parquet has one position
         self._batches: OrderedDict[tuple[int, int], list[dict[str, Any]]] = OrderedDict()
         self._sizes: dict[tuple[int, int], int] = {}
+        self._ids: tuple[int, int, Iterator[Any]] | None = None  # of a group, the next row, and batches from there on
+        self._batch_rows = [self._rows_of_batch(group) for group in range(self._table.num_row_groups)]
+
+    def _rows_of_batch(self, group: int) -> int:
+        """Rows of a group that are decoded at a time."""
+        described = self._table.metadata.row_group(group)
+        mean = max(described.total_byte_size, 1) / max(described.num_rows, 1)
+        return min(max(int(BATCH_BYTES / mean), 1), BATCH_ROWS)
 
     @property
     def num_rows(self) -> int:
@@ -100,25 +108,44 @@ class ParquetRows:
         found: list[object] = []
         with self._lock:
             for group, first, last in self._parts(start, stop):
-                column = self._read(group, ["sample_id"]).column(0)
-                found += column.slice(first, last - first).to_pylist()
+                found += self._ids_of(group, first, last)
         return found
 
-    def _read(self, group: int, columns: Sequence[str]) -> Any:
+    def _ids_of(self, group: int, first: int, last: int) -> list[object]:
+        """The ids of some rows of a group, decoded from where the last call ended, or from the group's start."""
+        known, self._ids = self._ids, None
+        if known is not None and known[0] == group and known[1] == first:
+            at, batches = first, known[2]
+        else:
+            at = 0
+            batches = self._table.iter_batches(ID_ROWS, row_groups=[group], columns=["sample_id"], use_threads=False)
+        found: list[object] = []
         try:
-            return self._table.read_row_group(group, columns=list(columns), use_threads=False)
+            while at < last:
+                batch = next(batches, None)
+                if batch is None:
+                    detail = f"row group {group} has fewer rows than its footer says"
+                    raise SourceError(self.file.url, detail)
+                low, high = max(first - at, 0), min(last - at, batch.num_rows)
+                if low < high:
+                    found += _values(batch.column(0).slice(low, high - low))
+                at += batch.num_rows
         except SourceError:
             raise
         except PARQUET_ERRORS as error:
             raise SourceError(self.file.url, f"row group {group} cannot be read: {first_line(error)}") from error
+        if at == last:  # a scan continues here
+            self._ids = group, at, batches
+        return found
 
     def rows(self, start: int, stop: int) -> Sequence[Mapping[str, Any]]:
         """Rows; those around them are decoded with them, and cached."""
         found: list[Mapping[str, Any]] = []
         with self._lock:
             for group, first, last in self._parts(start, stop):
-                for batch in range(first // BATCH_ROWS, (last - 1) // BATCH_ROWS + 1):
-                    at = batch * BATCH_ROWS
+                size = self._batch_rows[group]
+                for batch in range(first // size, (last - 1) // size + 1):
+                    at = batch * size
                     found += self._batch(group, batch)[max(first - at, 0) : last - at]
         return found
 
@@ -138,10 +165,10 @@ class ParquetRows:
             return found
         try:
             # A row group is decoded from its start: the batches before are cached too, as far as they fit.
-            batches = self._table.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], use_threads=False)
+            batches = self._table.iter_batches(self._batch_rows[group], row_groups=[group], use_threads=False)
             for number, batch in enumerate(batches):
                 if number == wanted or (group, number) not in self._batches:
-                    self._cache((group, number), batch.to_pylist(), batch.nbytes)
+                    self._cache((group, number), _dicts(batch), batch.nbytes)
                 if number == wanted:
                     return self._batches[group, number]
         except SourceError:
@@ -156,6 +183,56 @@ class ParquetRows:
         while sum(self._sizes.values()) > CACHED_BYTES and len(self._batches) > 1:
             oldest, _ = self._batches.popitem(last=False)
             del self._sizes[oldest]
+
+
+def _open_table(file: SourceFile) -> Any:
+    """A Parquet file; columns whose values repeat have each of them in memory once, however often it repeats.
+
+    A file of some kilobytes may repeat a value of many megabytes in each of a million rows.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.ParquetFile(file.open(), buffer_size=_READ, pre_buffer=False)
+    schema = table.schema_arrow
+    flat = table.num_row_groups > 0 and len(table.schema) == len(schema)  # leaves are columns then
+    repeated = [
+        name
+        for number, name in enumerate(schema.names if flat else ())
+        if pa.types.is_string(kind := schema.field(number).type) or pa.types.is_binary(kind)
+        if _repeats(table.metadata.row_group(0).column(number))
+    ]
+    if not repeated:
+        return table
+    return pq.ParquetFile(
+        file.open(), metadata=table.metadata, buffer_size=_READ, pre_buffer=False, read_dictionary=repeated
+    )
+
+
+def _repeats(chunk: Any) -> bool:
+    """Whether a column's values are stored once each, by the encodings that the footer states."""
+    return any("DICTIONARY" in encoding for encoding in chunk.encodings)
+
+
+def _dicts(batch: Any) -> list[dict[str, Any]]:
+    """The rows of a batch."""
+    columns = [_values(column) for column in batch.columns]
+    return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values(column: Any) -> list[Any]:
+    """A column's values, a repeated one as the same object."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(column.type):
+        return list(column.to_pylist())
+    known: dict[int, Any] = {}
+    found = []
+    for index in column.indices.to_pylist():
+        if index is not None and index not in known:
+            known[index] = column.dictionary[index].as_py()
+        found.append(None if index is None else known[index])
+    return found
 
 
 class JsonLines:
@@ -223,6 +300,9 @@ class JsonLines:
 
 
 def _object(line: bytes) -> Mapping[str, Any]:
+    if len(line) > MAX_PARSED:
+        error = f"has {len(line):,} bytes, of which at most {MAX_PARSED:,} are parsed to be shown"
+        return {"line": line[:2000].decode("utf-8", "replace"), "error": error}
     try:
         value = json.load(io.TextIOWrapper(io.BytesIO(line), encoding=json.detect_encoding(line)))
     except (ValueError, RecursionError) as error:

@@ -14,7 +14,16 @@ from mm_assets.display import Content, Item, column_item, content_item, linked
 from mm_assets.errors import SourceError
 from mm_assets.rows.schema import METADATA_POSITION, RESERVED_COLUMNS
 from mm_assets.rows.source_ref import SourceRef, parse_source_ref, source_ref_of
-from mm_assets.view.backends.base import NO_PICTURE, Backend, Entry, Picture, fingerprint, shortened
+from mm_assets.view.backends.base import (
+    NO_PICTURE,
+    PAGE_SECONDS,
+    SAMPLE_SECONDS,
+    Backend,
+    Entry,
+    Picture,
+    fingerprint,
+    shortened,
+)
 from mm_assets.view.backends.cards import PICTURED_MODALITIES
 from mm_assets.view.backends.references import References
 from mm_assets.view.backends.row_files import ID_ROWS, RowFile
@@ -23,6 +32,8 @@ __all__ = ["RowsBackend"]
 
 MAX_ROWS = 400  # of one sample that are shown
 MAX_SHOWN = 400  # items of one sample
+MAX_COLUMNS = 400  # in the head of the page
+MAX_NAME = 200  # characters of their names
 _SKIPPED = RESERVED_COLUMNS | {"path", "binary_content_size", "binary_content_crc32c"}
 
 
@@ -92,13 +103,21 @@ class RowsBackend(Backend):
 
     def about(self) -> Mapping[str, Any]:
         """Rows and columns."""
-        return {"rows": self._table.num_rows, "columns": list(self._table.columns)}
+        return {
+            "rows": self._table.num_rows,
+            "columns": [name[:MAX_NAME] for name in self._table.columns[:MAX_COLUMNS]],
+        }
 
     def entries(self, indices: Sequence[int]) -> Sequence[Entry]:
         """The cards of chosen samples."""
         found = []
+        ends = time.monotonic() + PAGE_SECONDS
         for index in indices:
             self.check(index)
+            if time.monotonic() > ends:
+                note = f"It was not read: the rows before it took {PAGE_SECONDS:g} s."
+                found.append(Entry(index=index, id=f"sample {index}", note=note))
+                continue
             try:
                 found.append(self._entry(index))
             except SourceError as error:  # one damaged row group must not hide the others
@@ -144,14 +163,19 @@ class RowsBackend(Backend):
         self.check(index)
         items: list[Item] = []
         rows = self._rows(index)
+        ends, note = time.monotonic() + SAMPLE_SECONDS, ""
         for place, row in enumerate(rows):
+            if time.monotonic() > ends:
+                note = f"{len(rows) - place:,} more rows are not shown: those before them took {SAMPLE_SECONDS:g} s."
+                break
             prefix = (
                 "" if len(rows) == 1 or row.get("position") == METADATA_POSITION else f"{row.get('position', place)} "
             )
             items += self._row_items(row, prefix)
         left = len(items) - MAX_SHOWN
+        note = f"{left:,} more values. {note}".strip() if left > 0 else note
         shown = linked(_distinct(items[:MAX_SHOWN]))
-        return shown if left <= 0 else (*shown, Item(name="…", kind="unreadable", note=f"{left:,} more values."))
+        return (*shown, Item(name="…", kind="unreadable", note=note)) if note else shown
 
     def _row_items(self, row: Mapping[str, Any], prefix: str) -> list[Item]:
         modality = str(row.get("modality") or "content")

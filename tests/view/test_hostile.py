@@ -1,0 +1,200 @@
+"""Hostile sources: what would take memory or time without end is bounded, and what is shown says so."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from starlette.testclient import TestClient
+
+from mm_assets.display import Item
+from mm_assets.errors import SourceError
+from mm_assets.storage.files import SourceFile
+from mm_assets.view.backends import base, container
+from mm_assets.view.backends.container import ContainerBackend
+from mm_assets.view.backends.row_files import MAX_PARSED, ParquetRows
+from mm_assets.view.backends.scratch import HeldContents
+
+from .conftest import client_of
+from .test_containers import write_tar
+
+Open = Callable[..., TestClient]
+
+
+def test_no_request_waits_for_a_member_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a compressed shard passes a member that never ends, its page says so and others are answered."""
+    passed = threading.Event()
+
+    class Endless:
+        seekable = False
+
+        def payloads(self, **_: object) -> object:
+            passed.wait(60)
+            return iter(())
+
+    monkeypatch.setattr(container, "open_container", lambda _file: Endless())
+    monkeypatch.setattr(base, "PAGE_SECONDS", 0.1)
+    backend = ContainerBackend([SourceFile(str(write_tar(tmp_path / "x.tar", {"a.txt": b"x"})))], "x")
+    client = client_of(backend)
+    begun = time.monotonic()
+    assert "The first 0 samples have been read so far" in client.get("/api/samples").json()["note"]
+    assert client.get("/api/partitions").status_code == 200
+    assert client.get("/api/sample/0").status_code == 404
+    assert time.monotonic() - begun < 30
+    passed.set()
+    backend.close()
+
+
+def test_a_bug_of_a_source_is_an_error_of_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception of the thread that reads reaches the request, which does not wait for samples that never come."""
+
+    class Broken:
+        seekable = False
+
+        def payloads(self, **_: object) -> object:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(container, "open_container", lambda _file: Broken())
+    backend = ContainerBackend([SourceFile(str(write_tar(tmp_path / "x.tar", {"a.txt": b"x"})))], "x")
+    with pytest.raises(ZeroDivisionError):
+        backend.page(0, 10)
+    backend.close()
+
+
+def test_a_sample_of_many_slow_members_is_there_in_time(
+    tmp_path: Path, view: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members for which there is no time left say so, and those before them are shown."""
+    monkeypatch.setattr(base, "SAMPLE_SECONDS", 0.2)
+    show = container.content_item
+
+    def slow(name: str, *rest: object) -> Item:
+        time.sleep(0.15)
+        return show(name, *rest)  # type: ignore[arg-type]
+
+    client = view(write_tar(tmp_path / "x.tar", {f"a.{n}.cls": b"7" for n in range(100)}))
+    monkeypatch.setattr(container, "content_item", slow)
+    items = client.get("/api/sample/0").json()["items"]
+    assert items[0]["kind"] == "json" or items[0]["kind"] == "text"
+    assert [item["note"] for item in items[-90:]] == ["It is not shown: the items before it took 0.2 s."] * 90
+
+
+def test_links_in_a_compressed_shard_are_shown(tmp_path: Path, view: Open) -> None:
+    """A hard link, whose content comes when the shard has been read to its end, costs no pass for each item."""
+    path = tmp_path / "x.tar.gz"
+    with gzip.open(path, "wb") as packed, tarfile.open(fileobj=packed, mode="w|") as archive:
+        import io
+
+        member = tarfile.TarInfo("t.txt")
+        member.size = 5
+        archive.addfile(member, io.BytesIO(b"words"))
+        for number in range(300):
+            link = tarfile.TarInfo(f"s.{number}.txt")
+            link.type, link.linkname = tarfile.LNKTYPE, "t.txt"
+            archive.addfile(link)
+    client = view(path)
+    items = client.get("/api/sample/1").json()["items"]
+    assert [item["data"].get("text") for item in items] == ["words"] * 300
+
+
+def test_a_pipe_is_refused(tmp_path: Path, view: Open) -> None:
+    """A pipe without a writer, as a shard or named by a row, is an error and does not block."""
+    os.mkfifo(tmp_path / "pipe.tar")
+    with pytest.raises(SourceError, match="is a pipe or a device"):
+        SourceFile(str(tmp_path / "pipe.tar"))
+    (tmp_path / "list.jsonl").write_text('{"path": "pipe.tar"}\n')
+    (item, *_) = view(tmp_path / "list.jsonl").get("/api/sample/0").json()["items"]
+    assert "is a pipe or a device" in item["note"]
+
+
+def test_a_value_that_repeats_is_in_memory_once(tmp_path: Path, view: Open) -> None:
+    """A table of kilobytes with a value of 20 MB in each of 500 rows: all rows have the same object."""
+    index = pa.array([0, None, *[0] * 498], pa.int32())
+    table = pa.table({"text": pa.DictionaryArray.from_arrays(index, pa.array(["x" * 20_000_000]))})
+    pq.write_table(table, tmp_path / "x.parquet", compression="zstd")
+    assert (tmp_path / "x.parquet").stat().st_size < 10_000
+    rows = ParquetRows(SourceFile(str(tmp_path / "x.parquet"))).rows(0, 60)
+    assert len({id(row["text"]) for row in rows if row["text"] is not None}) == 1
+    assert [place for place, row in enumerate(rows) if row["text"] is None] == [1]
+    entries = view(tmp_path / "x.parquet").get("/api/samples").json()["entries"]
+    assert [len(entry["text"]) for entry in entries] == [280, 0, *[280] * 48]
+
+
+def test_ids_are_decoded_once(tmp_path: Path) -> None:
+    """Scanning the ids of one large row group decodes its column once, and ids out of order are still right."""
+    ids = [f"{n // 3:06}" for n in range(50_000)]
+    pq.write_table(pa.table({"sample_id": ids}), tmp_path / "x.parquet", row_group_size=50_000)
+    table = ParquetRows(SourceFile(str(tmp_path / "x.parquet")))
+    calls = []
+    decode = table._table.iter_batches
+    table._table = type("Counting", (), {"iter_batches": lambda _, *a, **k: (calls.append(a), decode(*a, **k))[1]})()
+    found = [one for start in range(0, 50_000, 16_384) for one in table.ids(start, min(start + 16_384, 50_000))]
+    assert found == ids
+    assert len(calls) == 1
+    assert list(table.ids(40_000, 40_010)) == ids[40_000:40_010]
+    assert list(table.ids(10, 20)) == ids[10:20]
+
+
+def test_rows_are_said_to_be_missing(tmp_path: Path, view: Open) -> None:
+    """A line of JSON that is too large to be parsed is shown by its start, and an endless error by its first part."""
+    lines = [{"a": "x" * MAX_PARSED}, {"sample_id": "b", "materialize_error": "E" * 1_000_000}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    client = view(tmp_path / "x.jsonl")
+    page = client.get("/api/samples")
+    assert len(page.content) < 20_000
+    assert page.json()["entries"][1]["note"].startswith("EEEE")
+    texts = [item["data"].get("text", "") for item in client.get("/api/sample/0").json()["items"]]
+    assert any("are parsed to be shown" in text for text in texts)
+
+
+def test_contents_of_hundreds_of_items_are_not_held() -> None:
+    """Beyond the limit a content is computed again when it is read, and has the same bytes."""
+    made: list[int] = []
+    held = HeldContents(max_bytes=250)
+
+    def make(number: int) -> bytes:
+        made.append(number)
+        return bytes([number]) * 100
+
+    contents = [held.content(n, lambda n=n: make(n)) for n in range(5)]  # type: ignore[misc]
+    assert made == [0, 1, 2, 3, 4]
+    assert contents[4].read(10, 3) == b"\4\4\4"
+    assert contents[0].read(98, 2) == b"\0\0"
+    assert made == [0, 1, 2, 3, 4, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits what a process takes of its own")
+def test_the_server_has_a_limit_of_memory() -> None:
+    """What takes more than the limit fails in the process, and what is mapped or smaller does not."""
+    text = (
+        "from mm_assets.view.server import limit_memory\n"
+        "limit_memory(300 << 20)\n"
+        "small = bytearray(100 << 20)\n"
+        "try: bytearray(600 << 20)\n"
+        "except MemoryError: print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("refused\n", 0), done.stderr
+
+
+def test_memory_that_is_refused_is_said(packed: Path, view: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that takes more memory than there is has an answer of one sentence, and the next one is answered."""
+    client = view(packed)
+    backend = client.app._app.state.viewer.backend  # type: ignore[attr-defined]
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "items", lambda _index: (_ for _ in ()).throw(MemoryError()))
+        answer = client.get("/api/sample/0")
+    assert (answer.status_code, answer.json()["detail"]) == (
+        422,
+        "It needs more memory than the viewer may take.",
+    )
+    assert client.get("/api/sample/0").status_code == 200
