@@ -11,23 +11,23 @@ from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.automation import automation_condition, freshness_policy
 from mm_assets.orchestration.checks import check_specs
 from mm_assets.orchestration.lineage import described_data
-from mm_assets.orchestration.partitions import asset_key, code_version, shard_partitions, shards_key
+from mm_assets.orchestration.partitions import asset_key, check_job_name, code_version, shard_partitions, shards_key
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
-    failed_checks_said,
+    failed_checks,
     failed_observation,
+    failed_said,
     losses_table,
     manifest_result,
     published_result,
     stage_result,
-    what_to_do,
 )
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import failed_before, rolled_up, rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, leased_run
 from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, STAGE_OF_FILE, Stage, packed_stages
+from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, packed_stages
 from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.records import StageFailure
 from mm_assets.pipeline.spec import DatasetSpec
@@ -40,23 +40,12 @@ _MakeStage = Callable[[PartitionWork], stages.StageResult]
 
 
 @contextmanager
-def _reported(dataset: DatasetStore, stage: Stage, key: str = "") -> Iterator[None]:
-    """Reports the library's own errors as a failure with their message; a bug keeps its traceback.
-
-    Either is stored as the failure of the partition `key`.
-    """
+def _reported() -> Iterator[None]:
+    """Reports the library's own errors as a failure with their message; a bug keeps its traceback."""
     try:
         yield
-    except Exception as error:  # whatever fails the partition is recorded, then raised again
-        if key:
-            with suppress(MmAssetsError, OSError):  # the storage may be what failed
-                dataset.write_failure(StageFailure.of(error, stage=stage.name, partition=key))
-        if isinstance(error, MmAssetsError):
-            description, metadata = f"{type(error).__name__}: {error}", {}
-            if key:
-                metadata = {**what_to_do(dataset.spec, stage, key, str(error)), **_losses(dataset, key)}
-            raise dg.Failure(description=description, metadata=metadata, allow_retries=False) from error
-        raise
+    except MmAssetsError as error:
+        raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
 
 
 def _losses(dataset: DatasetStore, key: str) -> dict[str, Any]:
@@ -93,21 +82,48 @@ def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
 
 @contextmanager
 def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage) -> Iterator[PartitionWork]:
-    """The run's partition for a stage, for this process alone; errors as `_reported` reports them."""
+    """The run's partition for a stage, for this process alone.
+
+    What ends it is stored as the failure of the partition. The library's own errors are raised as a failure that says
+    what to do; a bug keeps its traceback.
+    """
     dataset, key = open_dataset(context, spec), context.partition_key
     with exclusive_step(context, dataset):
         try:
-            with _reported(dataset, stage, key), PartitionWork.registered(dataset, key) as work:
+            with PartitionWork.registered(dataset, key) as work:
                 yield work
         except Exception as error:  # whatever ends the step is shown on the partition's page, then raised again
-            said = error.description if isinstance(error, dg.Failure) else None
-            _observe_failure(context, spec, stage, said or f"{type(error).__name__}: {error}")
-            raise
+            failure = StageFailure.of(error, stage=stage.name, partition=key)
+            with suppress(MmAssetsError, OSError):  # the storage may be what failed
+                dataset.write_failure(failure)
+            _observe_failure(context, spec, failure)
+            if not isinstance(error, MmAssetsError):
+                raise
+            said = failed_said(spec, failure)
+            raise dg.Failure(description=said, metadata=_losses(dataset, key), allow_retries=False) from error
 
 
-def _observe_failure(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage, said: str) -> None:
+def _stop_at_checks(
+    context: dg.AssetExecutionContext, spec: DatasetSpec, results: Iterable[stages.StageResult]
+) -> None:
+    """Ends a step whose checks stop the partition; Dagster would too, without a word of what they found.
+
+    It is called once the results are yielded: only what is observed after a materialization is shown with it.
+
+    Raises:
+        dg.Failure: a check stops the partition.
+    """
+    failures = [failure for failure in map(failed_checks, results) if failure is not None]
+    for failure in failures:
+        _observe_failure(context, spec, failure)
+    if failures:
+        said = "\n".join(failed_said(spec, failure) for failure in failures)
+        raise dg.Failure(description=said, allow_retries=False)
+
+
+def _observe_failure(context: dg.AssetExecutionContext, spec: DatasetSpec, failure: StageFailure) -> None:
     """Stores for the page of a partition that and why it failed, and what to do."""
-    observation = failed_observation(spec, stage, context.partition_key, said)
+    observation = failed_observation(spec, failure)
     event = dg.DagsterEvent(
         event_type_value=dg.DagsterEventType.ASSET_OBSERVATION.value,
         job_name=context.job_name,
@@ -134,6 +150,7 @@ def _table_asset(spec: DatasetSpec, stage: Stage, make: _MakeStage) -> dg.Assets
             with _working(context, spec, stage) as work:
                 result = make(work)
             yield stage_result(spec, result, _checked(context, spec, result))
+            _stop_at_checks(context, spec, [result])
         else:
             yield from _rechecked(context, spec, stage)
 
@@ -141,20 +158,26 @@ def _table_asset(spec: DatasetSpec, stage: Stage, make: _MakeStage) -> dg.Assets
 
 
 def _rechecked(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage) -> Iterator[dg.AssetCheckResult]:
-    """The checks that were asked for without their asset ("Execute" in the UI): they judge the files that are there."""
+    """The checks that were asked for without their asset ("Execute all" in the UI), of the files that are there."""
     key = asset_key(spec, stage)
     alone = {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
     if not alone:
         return
     if spec.checks == "rollup" and not context.has_partition_key:  # a check of all partitions may have none
         dataset = open_dataset(context, spec)
-        with _reported(dataset, stage):
+        with _reported():
             found = rollup_of_records(dataset, stage)
         yield found
         return
+    if not context.has_partition_key:  # as those of the UI's "Execute all" are
+        how = f"launch the job `{check_job_name(spec)}` for one, which runs its checks and makes nothing"
+        raise dg.Failure(
+            description=f"these checks are of a partition, and the run has none: {how}", allow_retries=False
+        )
     with _working(context, spec, stage) as work:
         result = stages.recheck(work, stage)
     yield from _checked(context, spec, result, alone)
+    _stop_at_checks(context, spec, [result])
 
 
 def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
@@ -170,7 +193,7 @@ def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
 def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
     def body(context: dg.AssetExecutionContext) -> MaterializeResult:
         dataset = open_dataset(context, spec)
-        with _reported(dataset, MANIFEST), leased_run(context, dataset):
+        with _reported(), leased_run(context, dataset):
             return manifest_result(spec, publish.build_manifest(dataset))
 
     return _decorated(spec, MANIFEST, body, partitions_def=None)
@@ -200,8 +223,6 @@ def _checked(
     wanted: Iterable[str] | None = None,
 ) -> list[dg.AssetCheckResult]:
     results = check_results(spec, result, wanted=wanted)
-    if said := failed_checks_said(result):
-        _observe_failure(context, spec, STAGE_OF_FILE[next(iter(result.record.files))], said)
     if spec.checks == "rollup":
         key, instance = context.partition_key, context.instance
         return [rolled_up(failed_before(instance, found), found, key) for found in results]
@@ -230,6 +251,7 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
                 results = stages.packed(work, formats=wanted)
             for result in results.values():
                 yield stage_result(spec, result, _checked(context, spec, result))
+            _stop_at_checks(context, spec, results.values())
         for form in (form for form in keys if form not in wanted):
             yield from _rechecked(context, spec, PACKED_STAGES[form])
 

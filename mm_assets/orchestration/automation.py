@@ -18,10 +18,16 @@ def automation_condition(
     """As `automation` says; None for the manifest, which has a sensor of its own and waits for no partition."""
     if stage is MANIFEST or spec.automation == "none":
         return None
-    is_cron = spec.automation == "on_cron"
-    condition = dg.AutomationCondition.on_cron(spec.cron) if is_cron else dg.AutomationCondition.eager()
-    # Dagster takes what it does not make to be missing, observed or not, and would wait for it.
-    return condition if stage.upstream else condition.ignore(dg.AssetSelection.assets(shards_key(spec)))
+    shards = dg.AssetSelection.assets(shards_key(spec))
+    # Dagster takes what it does not make to be missing, observed or not, and the first stage would wait for it.
+    if spec.automation == "on_cron":
+        condition = dg.AutomationCondition.on_cron(spec.cron)
+        return condition if stage.upstream else condition.ignore(shards)
+    eager = dg.AutomationCondition.eager()
+    if stage.upstream:
+        return eager
+    missing = dg.AutomationCondition.any_deps_missing()
+    return eager.replace(missing, missing.ignore(shards))
 
 
 def freshness_policy(spec: DatasetSpec, stage: Stage) -> dg.FreshnessPolicy | None:

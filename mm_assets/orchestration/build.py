@@ -5,8 +5,8 @@ import dagster as dg
 from mm_assets.orchestration.assets import build_assets
 from mm_assets.orchestration.check_job import build_check_job
 from mm_assets.orchestration.jobs import build_jobs
-from mm_assets.orchestration.lineage import shards_asset
 from mm_assets.orchestration.load import build_load_job
+from mm_assets.orchestration.observed_shards import build_shards_asset
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.schedules import build_schedules
 from mm_assets.orchestration.sensors import build_sensors
@@ -21,7 +21,7 @@ def build_definitions(spec: DatasetSpec) -> dg.Definitions:
     pack, manifest = build_jobs(spec, assets)
     load = build_load_job(spec)
     return dg.Definitions(
-        assets=[shards_asset(spec), *assets],
+        assets=[build_shards_asset(spec), *assets],
         jobs=[pack, load, manifest, build_check_job(spec)],
         sensors=build_sensors(spec, [pack, load]),
         schedules=build_schedules(spec),

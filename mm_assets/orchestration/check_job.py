@@ -11,12 +11,13 @@ import dagster as dg
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.events import Batch, RunEvents
 from mm_assets.orchestration.partitions import check_job_name, shard_partitions
-from mm_assets.orchestration.report import check_results, evaluation_of, failed_checks_said, failed_observation
+from mm_assets.orchestration.report import check_results, evaluation_of, failed_checks, failed_observation, failed_said
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, tag_process
 from mm_assets.pipeline import stages
-from mm_assets.pipeline.chain import Stage, recorded_stages
+from mm_assets.pipeline.chain import recorded_stages
+from mm_assets.pipeline.records import StageFailure
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.pipeline.work import PartitionWork
@@ -60,20 +61,20 @@ def _check(context: dg.OpExecutionContext, dataset: DatasetStore) -> None:
     """
     spec, key = dataset.spec, context.partition_key
     results: list[tuple[dg.AssetCheckResult, str | None]] = []
-    failed: list[tuple[Stage, str]] = []
+    failed: list[StageFailure] = []
     for stage in recorded_stages(spec):
         try:
             with PartitionWork.registered(dataset, key) as work:
                 result = stages.recheck(work, stage)
         except MmAssetsError as error:
-            failed.append((stage, f"{type(error).__name__}: {error}"))
+            failed.append(StageFailure.of(error, stage=stage.name, partition=key))
             continue
         results += [(found, key) for found in check_results(spec, result)]
-        if said := failed_checks_said(result):
-            failed.append((stage, said))
-    _record(context, results, [failed_observation(spec, stage, key, said) for stage, said in failed])
+        if (failure := failed_checks(result)) is not None:
+            failed.append(failure)
+    _record(context, results, [failed_observation(spec, failure) for failure in failed])
     if failed:
-        description = "; ".join(f"{stage.name}: {said}" for stage, said in failed)
+        description = "\n".join(failed_said(spec, failure) for failure in failed)
         raise dg.Failure(description=description, allow_retries=False)
 
 

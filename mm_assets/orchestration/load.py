@@ -25,7 +25,7 @@ from mm_assets.orchestration.monitoring import MAX_RUNTIME_TAG, has_no_worker
 from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
 from mm_assets.orchestration.patience import patient
-from mm_assets.orchestration.report import losses_table, manifest_result
+from mm_assets.orchestration.report import end_of, failed_said, losses_table, manifest_result
 from mm_assets.orchestration.resources import StorageRoot, open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     LOAD_TAG,
@@ -48,6 +48,7 @@ from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.partition_run import PartitionReport, rare_collections
 from mm_assets.pipeline.pending import Present, chosen_partitions, stage_named
 from mm_assets.pipeline.publish import build_manifest, current_manifest
+from mm_assets.pipeline.records import StageFailure
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -66,6 +67,7 @@ __all__ = [
 
 _MANIFEST_SECONDS = 900.0  # a long load makes what it has published available meanwhile
 _NAMED = 10  # failed partitions in the message of a run
+_EXPLAINED = 3  # of them those with the reason, and what to do
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the event log has it all
 _MAX_RETRIES = "dagster/max_retries"  # by the daemon
 _RAY_JOB_TAG = "dagster-ray/config"  # of the Ray job that `RayRunLauncher` makes of a run
@@ -276,7 +278,7 @@ class Load:
             dg.Failure: partitions failed, the manifest could not be made, or something could not be recorded.
         """
         spec = self.dataset.spec
-        failed: list[str] = []
+        failed: dict[str, StageFailure] = {}
         number = min(self._num_left, MOST_PARTITIONS)
         try:
             present = self.present = self.present or Present(self.dataset)
@@ -293,7 +295,7 @@ class Load:
                     self._num_left -= 1
                     mirror.record(report)
                     if not report.ok:
-                        failed.append(report.partition)
+                        failed[report.partition] = end_of(report)
                     self.observed(PartitionRun.of(spec.name, context.run_id, report))
                     if time.monotonic() - self._made > _MANIFEST_SECONDS:
                         try:
@@ -313,12 +315,13 @@ class Load:
         self.is_complete = not self._num_left
         said: list[str] = []
         if failed:
-            said.append(f"{len(failed):,} of {counted(number, 'partition')} failed: {named_keys(failed)}")
+            said.append(f"{len(failed):,} of {counted(number, 'partition')} failed: {named_keys([*failed])}")
+            said += [failed_said(spec, failure) for failure in islice(failed.values(), _EXPLAINED)]
         if mirror.lost:
             said.append(lost_said(spec, mirror.lost))
         if said:
-            metadata = {"losses": losses_table(loss_totals(self.dataset, failed[:_NAMED]))}
-            raise dg.Failure(description="; ".join(said), metadata=metadata, allow_retries=False)
+            metadata = {"losses": losses_table(loss_totals(self.dataset, [*failed][:_NAMED]))}
+            raise dg.Failure(description="\n".join(said), metadata=metadata, allow_retries=False)
 
     def _begun(self, context: dg.OpExecutionContext, present: Present) -> Iterator[PartitionReport]:
         """The reports of the partitions that have not ended; the first call begins with them."""

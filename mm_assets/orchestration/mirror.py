@@ -25,8 +25,8 @@ from mm_assets.orchestration.patience import PAUSES, Patient, first_line, may_pa
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
+    end_of,
     evaluation_of,
-    failed_checks_said,
     failed_observation,
     manifest_result,
     marker_version,
@@ -391,16 +391,13 @@ class Mirror:
         key = report.partition
         fingerprint = self._present.partitions[key].fingerprint(self._made_with)
         tags = attempt_tags(fingerprint, (self._attempts or {}).get(key))
-        reached = report.failure.stage if report.failure is not None else [*report.results][-1]
+        failure = end_of(report)
+        reached = failure.stage
         names = [stage.name for stage in CHAIN]
         for stage in CHAIN[names.index(reached) : CHAIN.index(PUBLISHED) + 1]:
             if stage.is_made(self._spec) and stage.name not in report.results:
                 self._events.planned(asset_key(self._spec, stage), key, tags)
-        said = "" if report.failure is None else report.failure.said
-        for result in report.results.values() if report.failure is None else ():
-            said = said or failed_checks_said(result)
-        at = next(stage for stage in CHAIN if stage.name == reached)
-        self._events.observed(failed_observation(self._spec, at, key, said))
+        self._events.observed(failed_observation(self._spec, failure))
 
     def _record_waiting(self) -> None:
         self.store()

@@ -1,29 +1,60 @@
-"""Observations of the shards: of each partition whose shards are new or have changed, one when they are registered.
+"""The asset of the shards, and its observations: one of each partition whose shards are new or changed when registered.
 
 They are stored as loads store events, many in a transaction, and belong to no run.
 """
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import dagster as dg
 from dagster import DagsterEventType
 from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 
+from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.events import Batch, RunEvents
-from mm_assets.orchestration.partitions import shards_key
+from mm_assets.orchestration.lineage import shards_asset
+from mm_assets.orchestration.partitions import add_partitions, shard_partitions, shards_key
+from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.viewer import viewer_link
 from mm_assets.pipeline.records import Partition, canonical_json
-from mm_assets.pipeline.register import Registration
+from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.summaries import bytes_said
 
-__all__ = ["observation_ids", "observe_shards"]
+__all__ = ["build_shards_asset", "observation_ids", "observe_shards"]
 
 _AT_ONCE = 200  # observations in a transaction
 _VERSION = "dagster/data_version"
+
+
+def build_shards_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
+    """The shards as an asset that is observed and not made; *Observe* in the UI registers them.
+
+    Of an asset that cannot be observed, Dagster's automation heeds no observation.
+    """
+    # What is observed has no output where nothing changed.
+    described = shards_asset(spec).replace_attributes(skippable=True)
+
+    decorate: Callable[..., dg.AssetsDefinition] = dg.multi_observable_source_asset(
+        name=f"{spec.name}__shards",
+        specs=[described],
+        can_subset=True,
+        partitions_def=shard_partitions(spec),
+        required_resource_keys={resource_key(spec)},
+    )
+
+    def observe(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
+        try:
+            found = register(open_dataset(context, spec), allow_empty=True)
+        except MmAssetsError as error:
+            raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+        add_partitions(context.instance, spec, found.partitions)
+        observe_shards(context.instance, spec, found)
+        yield from ()  # they are stored
+
+    return decorate(observe)
 
 
 def _version(fingerprints: Mapping[str, str]) -> str:

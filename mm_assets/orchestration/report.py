@@ -1,5 +1,6 @@
 """What a stage did, as Dagster metadata: numbers, columns, samples with pictures, charts, check results."""
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,12 @@ from mm_assets.orchestration.shown import (
 )
 from mm_assets.orchestration.viewer import viewer_link
 from mm_assets.pipeline.added_streams import names_set_aside
-from mm_assets.pipeline.chain import MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, packed_files
+from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, packed_files
 from mm_assets.pipeline.duplicate_ids import duplicates_said
 from mm_assets.pipeline.losses import FAILED, KINDS, Loss, LossTotal, listed_totals
+from mm_assets.pipeline.partition_run import PartitionReport
 from mm_assets.pipeline.publish import ManifestReport
-from mm_assets.pipeline.records import StageRecord
+from mm_assets.pipeline.records import StageFailure, StageRecord
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.rows.columns import Kept
@@ -39,9 +41,11 @@ from mm_assets.summaries import bytes_said, counted
 __all__ = [
     "MaterializeResult",
     "check_results",
+    "end_of",
     "evaluation_of",
-    "failed_checks_said",
+    "failed_checks",
     "failed_observation",
+    "failed_said",
     "losses_table",
     "manifest_result",
     "marker_version",
@@ -49,7 +53,6 @@ __all__ = [
     "stage_metadata",
     "stage_result",
     "stage_version",
-    "what_to_do",
 ]
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ else:
 
 _MAX_KEPT = 20  # faults in a table: the event log keeps it forever
 _MAX_SAID = 1000  # characters of why a partition failed
+_LINE = 68  # characters of a line of it: a page cuts off what is wider than the window
 _CELL = 28  # characters of a value in the first rows
 _MAX_SHARDS = 40  # in the table of a manifest
 _MAX_COLUMNS = 40  # of a dataset's own, by name
@@ -262,32 +266,63 @@ def _lost(report: ManifestReport) -> dict[str, int]:
     return found
 
 
-def what_to_do(spec: DatasetSpec, stage: Stage, partition: str, said: str) -> dict[str, Any]:
-    """What to do about a partition that failed, as metadata: of its page, and of the run that failed."""
-    advice = Loss(partition=partition, stage=stage.name, reason=FAILED, detail=said).advice
-    return {"what_to_do": f"{advice}: mm-assets run --dataset {spec.name} --partition {partition}"}
+def failed_said(spec: DatasetSpec, failure: StageFailure) -> str:
+    """That a partition failed, where and why, and what to do: the message of its run, in two lines."""
+    said = shortened(f"{failure.partition} failed at {failure.stage}: {failure.said}", _MAX_SAID)
+    return f"{said}\nWhat to do: {_advice(failure)}: {_run_command(spec, failure)}"
 
 
-def failed_observation(spec: DatasetSpec, stage: Stage, partition: str, said: str) -> dg.AssetObservation:
-    """That a partition failed, for the page of its asset: the first line is what to do.
+def _advice(failure: StageFailure) -> str:
+    return Loss(partition=failure.partition, stage=failure.stage, reason=FAILED, detail=failure.detail).advice
+
+
+def _run_command(spec: DatasetSpec, failure: StageFailure) -> str:
+    return f"mm-assets run --dataset {spec.name} --partition {failure.partition}"
+
+
+def failed_observation(spec: DatasetSpec, failure: StageFailure) -> dg.AssetObservation:
+    """That a partition failed, for the page of its asset: the first entry is what failed and what to do.
 
     Dagster shows it above what was made before, until the partition is made again; of a partition that was never made,
     among the events of the asset.
     """
+    stage = next(stage for stage in CHAIN if stage.name == failure.stage)
     return dg.AssetObservation(
         asset_key=asset_key(spec, stage),
-        partition=partition,
-        metadata={
-            **what_to_do(spec, stage, partition, said),
-            "failed": shortened(f"{stage.name}: {said}", _MAX_SAID),
-            **linked(spec, partition),
-        },
+        partition=failure.partition,
+        metadata={"failed": _failed_value(spec, failure), **linked(spec, failure.partition)},
     )
 
 
-def failed_checks_said(result: StageResult) -> str:
-    """What the checks of a stage found that stops a partition; empty where they found nothing such."""
-    return "; ".join(f"check {outcome.name}: {outcome.said}" for outcome in result.outcomes if outcome.stops)
+def _failed_value(spec: DatasetSpec, failure: StageFailure) -> dg.MarkdownMetadataValue:
+    """What failed, what to do, and the command by itself, in lines that a page shows whole."""
+    command = f"```\n{_run_command(spec, failure)}\n```"
+    width = _MAX_SAID
+    while True:
+        said = shortened(f"failed at {failure.stage}: {failure.said}", width)
+        text = "\n\n".join([*map(_broken, (said, f"What to do: {_advice(failure)}:")), command])
+        if is_inline(text) or width <= _LINE:
+            return dg.MetadataValue.md(text)
+        width -= _LINE
+
+
+def _broken(text: str) -> str:
+    lines = textwrap.wrap(text, _LINE, break_long_words=False, break_on_hyphens=False)
+    return "  \n".join(map(escaped, lines))
+
+
+def failed_checks(result: StageResult) -> StageFailure | None:
+    """What the checks of a stage found that stops a partition; None where they found nothing such."""
+    said = "; ".join(f"check {outcome.name}: {outcome.said}" for outcome in result.outcomes if outcome.stops)
+    record = result.record
+    return StageFailure(partition=record.partition, stage=record.stage, detail=said) if said else None
+
+
+def end_of(report: PartitionReport) -> StageFailure:
+    """What ended a partition that was not published: an error, or a check."""
+    if report.failure is not None:
+        return report.failure
+    return next(filter(None, map(failed_checks, report.results.values())))
 
 
 def losses_table(totals: Sequence[LossTotal]) -> Any:

@@ -254,8 +254,15 @@ def _end_if_dead(instance: dg.DagsterInstance, dataset: DatasetStore, record: dg
     # Read again: it may have finished, and its process with it, after we asked for the runs.
     latest = instance.get_run_by_id(run.run_id)
     if latest is not None and not latest.is_finished:
-        instance.report_run_failed(latest, message)
+        instance.report_run_failed(latest, f"{message}\n{_again(dataset.spec, run)}")
     return True
+
+
+def _again(spec: DatasetSpec, run: dg.DagsterRun) -> str:
+    """What to do about a run whose process is gone."""
+    partition = run.tags.get(PARTITION_TAG)
+    command = f"mm-assets run --dataset {spec.name}" + ("" if partition is None else f" --partition {partition}")
+    return f"What to do: nothing if Dagster's daemon repeats the run (run_retries), else: {command}"
 
 
 def _is_leased(dataset: DatasetStore, run: dg.DagsterRun) -> bool:

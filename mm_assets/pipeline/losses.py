@@ -140,8 +140,16 @@ _REJECTED = {  # what to do about each reason of a reject; of a user's own sourc
 _ADVICE = {  # by stage and the start of reason and detail, the longest that fits
     "": "see the message, then run the partition again",
     **{f"{stage.name}/{FAILED}": "do as the message says, then run the partition again" for stage in CHAIN},
+    **{
+        f"{stage.name}/{FAILED}: check ": "correct the sample in the shard; files that were damaged since are remade"
+        for stage in CHAIN
+    },
     f"{RAW_SHARDS.name}/{FAILED}": "do as the message says; if the shard is damaged, copy it again, "
     "or set on_damaged_shard: salvage, which takes the rest",
+    f"{RAW_SHARDS.name}/{FAILED}: cannot be read: No such file": "put the shard back, or let `mm-assets register` "
+    "leave the partition out, then run it again",
+    f"{ROWS.name}/{FAILED}: none of ": "write the key into the JSON of the shard's samples, or take it out of "
+    "samples.user_columns",
     f"{RAW_SHARDS.name}/{MISSING_END}": "replace it if its original is larger; on_missing_end: fail refuses such tars",
     **{
         f"{stage.name}/{FAILED}: check losses: ": f"correct the shard, or raise {stage.loss_limit}"

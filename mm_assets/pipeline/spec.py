@@ -444,9 +444,10 @@ class DatasetSpec(Settings):
     automation: Literal["none", "eager", "on_cron"] = Field(
         default="none",
         description="Automation condition of the assets of a partition, for Dagster's automation sensor, which the UI "
-        "starts. `eager`: a stage runs when its partition is new or the stage before it ran; `on_cron`: at the ticks "
-        "of `cron`, once those before it ran. Changed shards are found by `run_sensor` and `run_schedule`, which need "
-        "no condition.",
+        "starts. `eager`: a stage runs when its partition is new, its shards changed or the stage before it ran; "
+        "`on_cron`: at the ticks of `cron`, once those before it ran. New and changed shards are seen once they are "
+        "registered: by *Observe* on the asset `shards`, by `mm-assets register`, or by `run_sensor` or "
+        "`run_schedule`, which request their runs themselves and need no condition.",
         examples=["eager"],
     )
     freshness_hours: float | None = Field(

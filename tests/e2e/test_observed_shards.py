@@ -56,6 +56,23 @@ def test_new_and_changed_shards_are_observed(instance: dg.DagsterInstance, demo_
     assert observation.metadata["first_shard"].value == str(folder / "docs-00001.tar")
 
 
+def test_observe_registers_the_shards(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """A run that observes the asset, without a partition, registers and observes what is new, or fails."""
+    folder = inbox("docs-00000.tar")
+    definitions = build_definitions(demo_spec("docs", shards=str(folder)))
+    job = definitions.resolve_implicit_global_asset_job_def().get_subset(asset_selection={SHARDS})
+    for _ in range(2):
+        assert job.execute_in_process(instance=instance).success
+        assert instance.get_dynamic_partitions("docs_shards") == ["docs-00000"]
+        assert observed(instance) == ["docs-00000"]
+    with pytest.raises(dg.Failure, match=r"SourceError: .*nowhere"):
+        build_definitions(
+            demo_spec("docs", shards=str(folder / "nowhere" / "docs-*.tar"))
+        ).resolve_implicit_global_asset_job_def().get_subset(asset_selection={SHARDS}).execute_in_process(
+            instance=instance
+        )
+
+
 @pytest.mark.parametrize("is_load", [True, False])
 def test_a_changed_shard_makes_its_partition_stale(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, is_load: bool

@@ -1,5 +1,6 @@
 """Checks that are executed without their assets, and the pages of partitions that failed."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,20 @@ def observed(instance: dg.DagsterInstance, spec: DatasetSpec, stage: str, key: s
     return {name: value.value for name, value in record.asset_observation.metadata.items()}
 
 
+def unescaped(text: str) -> str:
+    """Markdown as it is read."""
+    return re.sub(r"\\([^a-z])", r"\1", text).replace("\u200b", "")
+
+
+def last_message(instance: dg.DagsterInstance) -> str:
+    """The message of the failure of the latest run, which its page shows last."""
+    (run, *_) = instance.get_runs(limit=1)
+    (entry,) = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    failure = entry.get_dagster_event().step_failure_data.user_failure_data
+    assert failure is not None
+    return failure.description or ""
+
+
 def test_every_check_runs_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
     """The check job judges the files of a partition, makes none, and leaves the partition published."""
     spec = demo_spec("captions")
@@ -87,8 +102,8 @@ def test_damage_is_found_and_the_page_says_what_to_do(
     assert links
     assert all(link.startswith(f"http://127.0.0.1:9000/?page=open&partition={KEY}&sample_id=") for link in links)
     metadata = observed(instance, spec, "filtered_rows")
-    assert next(iter(metadata)) == "what_to_do"
-    assert f"mm-assets run --dataset captions --partition {KEY}" in metadata["what_to_do"]
+    assert [*metadata] == ["failed", "viewer"]
+    assert f"mm-assets run --dataset captions --partition {KEY}" in metadata["failed"]
     assert metadata["viewer"] == f"http://127.0.0.1:9000/?part={KEY}"
     assert pending_partitions(dataset) == [KEY]
 
@@ -113,7 +128,7 @@ def test_rolled_up_checks_run_without_a_partition(instance: dg.DagsterInstance, 
 
 
 def test_the_checks_of_one_table_run_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
-    """The checks of an asset can be selected without it, as its page's "Execute" does, on one partition."""
+    """The checks of an asset can be selected without it, on one partition; of no partition the run says what to do."""
     spec = demo_spec("captions")
     published(instance, spec)
     definitions = build_definitions(spec)
@@ -127,6 +142,9 @@ def test_the_checks_of_one_table_run_alone(instance: dg.DagsterInstance, demo_sp
     assert {one.partition for one in found} == {KEY}
     assert {one.check_name for one in found} == {"schema", "reserved_columns", "accounting", "alignment"}
     assert not result.get_asset_materialization_events()
+    alone = job.resolve_job_def("alone").execute_in_process(instance=instance, raise_on_error=False)
+    assert not alone.success
+    assert "launch the job `captions_check`" in last_message(instance)
 
 
 @pytest.mark.parametrize("is_load", [True, False])
@@ -143,14 +161,18 @@ def test_the_page_of_a_failed_partition(
         (run,) = run_partitions([(spec, "docs-00001")])
         assert not run.ok
     else:
-        events = pack(instance, spec, "docs-00001").all_events
-        (failure,) = [event.step_failure_data.user_failure_data for event in events if event.is_step_failure]
-        assert next(iter(failure.metadata)) == "what_to_do"
+        pack(instance, spec, "docs-00001")
     metadata = observed(instance, spec, "raw_shards", "docs-00001")
-    assert [*metadata] == ["what_to_do", "failed"]
-    assert "if the shard is damaged, copy it again" in metadata["what_to_do"]
-    assert "mm-assets run --dataset docs --partition docs-00001" in metadata["what_to_do"]
-    assert "docs-00001.tar" in metadata["failed"]
+    assert [*metadata] == ["failed"]
+    first, advice, command = unescaped(metadata["failed"]).split("\n\n")
+    assert first.replace("  \n", " ").startswith(f"failed at raw_shards: {shard}, at byte ")
+    assert max(map(len, first.split("  \n"))) <= 68 + len(str(shard)), "a page cuts off what is wider than its window"
+    assert "if the shard is damaged, copy it again" in advice.replace("  \n", " ")
+    assert command == "```\nmm-assets run --dataset docs --partition docs-00001\n```"
+    said = last_message(instance)
+    assert f"docs-00001 failed at raw_shards: {shard}, at byte " in said
+    assert "\nWhat to do: do as the message says; if the shard is damaged, copy it again" in said
+    assert said.endswith("mm-assets run --dataset docs --partition docs-00001")
 
 
 @pytest.mark.parametrize("is_load", [True, False])
@@ -171,4 +193,8 @@ def test_the_page_of_a_partition_whose_check_failed(
     else:
         pack(instance, spec, KEY)
     found = observed(instance, spec, "raw_shards")
-    assert found["failed"].startswith("raw_shards: check ")
+    assert unescaped(found["failed"]).startswith("failed at raw_shards: check ")
+    assert f"{KEY} failed at raw_shards: check " in last_message(instance)
+    (made,) = instance.fetch_materializations(dg.AssetKey(["captions", "raw_shards"]), limit=1).records
+    (seen, *_) = instance.fetch_observations(dg.AssetKey(["captions", "raw_shards"]), limit=1).records
+    assert seen.timestamp > made.timestamp, "else Dagster does not show it"

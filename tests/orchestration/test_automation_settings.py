@@ -1,5 +1,6 @@
 """Settings of a dataset that Dagster acts on: conditions, freshness, pools and tags."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,12 @@ import pytest
 
 from mm_assets.errors import ConfigError
 from mm_assets.orchestration.build import build_definitions
+from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
+
+STAGES = [stage.name for stage in CHAIN if stage.name != "manifest"]
 
 
 def declared(**settings: Any) -> DatasetSpec:
@@ -55,6 +60,44 @@ def test_a_new_partition_is_requested(tmp_path: Path, dagster_home: Path, demo_s
         assert second.get_requested_partitions(raw) == {"captions-00000"}
         third = dg.evaluate_automation_conditions(definitions, instance, cursor=second.cursor)
         assert third.get_requested_partitions(raw) == set()
+
+
+def test_a_changed_shard_is_requested_again(tmp_path: Path, dagster_home: Path, demo_shards: Path) -> None:
+    """Once other bytes of a shard are registered, Dagster's automation asks for its partition, once, and no other."""
+    names = ("captions-00000", "captions-00001")
+    for name in names:
+        shutil.copy(demo_shards / "captions-00000.tar", tmp_path / f"{name}.tar")
+    shards = str(tmp_path / "captions-*.tar")
+    spec = declared(root=str(tmp_path / "root"), shards=shards, automation="eager", settle_seconds=0)
+    definitions, dataset, first_stage = build_definitions(spec), DatasetStore(spec), dg.AssetKey(["web", "raw_shards"])
+    cursor = None
+
+    def requested() -> dict[str, set[str]]:
+        """What a tick of the automation requests, by stage; the runs that it requests are carried out."""
+        nonlocal cursor
+        found = dg.evaluate_automation_conditions(definitions, instance, cursor=cursor)
+        cursor = found.cursor
+        by_stage = {
+            key.path[-1]: keys
+            for key in definitions.resolve_asset_graph().get_all_asset_keys()
+            if (keys := {str(name) for name in found.get_requested_partitions(key)})
+        }
+        for name in sorted(by_stage.get(first_stage.path[-1], ())):
+            job = definitions.resolve_job_def("web_pack")
+            assert job.execute_in_process(instance=instance, partition_key=name).success
+        return by_stage
+
+    with dg.DagsterInstance.get() as instance:
+        assert requested() == {}
+        register_dataset(instance, dataset)
+        assert requested() == {stage: set(names) for stage in STAGES}
+        assert requested() == {}
+        register_dataset(instance, dataset)
+        assert requested() == {}, "nothing changed"
+        shutil.copy(demo_shards / "docs-00000.tar", tmp_path / "captions-00001.tar")
+        register_dataset(instance, dataset)
+        assert requested() == {stage: {"captions-00001"} for stage in STAGES}
+        assert requested() == {}
 
 
 def test_freshness_is_of_the_manifest() -> None:
