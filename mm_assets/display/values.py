@@ -54,6 +54,7 @@ __all__ = ["column_item", "value_item"]
 
 _LEAST_ARRAY = 8  # numbers of a list that is shown as an array
 _MOST_AXES = 4
+_IDS = ("input_ids", "token_ids", "tokens")  # columns of token ids
 _MOST_FILE_KEYS = 4
 
 
@@ -229,7 +230,7 @@ def _(value: Any, name: str) -> Item:
 
 @_of_value.register
 def _(value: np.ndarray, name: str) -> Item:
-    return array_item(name, value)
+    return tokens_item(name, ShownTokens(ids=value)) if _is_ids(name, value) else array_item(name, value)
 
 
 @_of_value.register
@@ -243,7 +244,15 @@ def _(value: Any, name: str) -> Item:
     if value and all(isinstance(one, TimedSegment) for one in value):
         return timed_item(name, value)
     array = _array_of(value) if len(value) >= _LEAST_ARRAY else None
+    if array is not None and _is_ids(name, array):
+        return tokens_item(name, ShownTokens(ids=array))
     return tree_item(name, value) if array is None else array_item(name, array)
+
+
+def _is_ids(name: str, array: np.ndarray[Any, Any]) -> bool:
+    """Whether integers are those of a text's tokens: by their name, as tables of tokenized text have them."""
+    is_sequence = array.ndim == 1 and array.dtype.kind in "iu" and array.size > 0
+    return is_sequence and name.rsplit(" ", 1)[-1].lower() in _IDS and int(array.min()) >= 0
 
 
 def _array_of(value: Any) -> np.ndarray[Any, Any] | None:

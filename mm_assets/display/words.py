@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from mm_assets.display.item import (
     MAX_DATA,
     MAX_WHOLE,
@@ -27,6 +30,8 @@ __all__ = ["subtitles_item", "timed_item", "tokens_data", "tokens_item", "vtt_of
 MAX_SEGMENTS = 4000
 MAX_IDS = 4000
 _MAX_PIECES = 1000
+_FREQUENT = 20  # ids that are shown with how often they are there
+_BINS = 64  # of the histogram of ids
 _MAX_SUBTITLES = 8 << 20  # bytes of a file of subtitles
 _BUDGET = MAX_DATA - 32_768
 
@@ -82,6 +87,9 @@ def subtitles_item(name: str, content: Content, content_type: str) -> Item:
 def tokens_item(name: str, shown: ShownTokens, *, size: int | None = None) -> Item:
     """Token ids, with their text where the tokenizer is loaded."""
     facts = {"tokens": f"{len(shown.ids):,}"}
+    if len(shown.ids):
+        facts["distinct"] = f"{len(np.unique(shown.ids)):,}"
+        facts["ids"] = f"{int(shown.ids.min()):,} to {int(shown.ids.max()):,}"
     if shown.tokenizer:
         facts["tokenizer"] = shown.tokenizer
     if size is not None:
@@ -97,12 +105,28 @@ def tokens_item(name: str, shown: ShownTokens, *, size: int | None = None) -> It
 def tokens_data(shown: ShownTokens) -> dict[str, Any]:
     """Ids, and where the tokenizer is loaded their text and the piece of it that each stands for."""
     ids = [int(one) for one in shown.ids[:MAX_IDS].tolist()]
-    data: dict[str, Any] = {"ids": ids}
+    data: dict[str, Any] = {"ids": ids, **_distribution(shown.ids)}
     if shown.text_of is None:
         return data
     try:
         data["text"] = clean_text(shown.text_of(ids))[:20_000]
         data["pieces"] = [clean_text(shown.text_of([one]))[:40] for one in ids[:_MAX_PIECES]]
+        data["frequent"] = [[*one, clean_text(shown.text_of([one[0]]))[:40]] for one in data.get("frequent", ())]
     except ValueError as error:  # an id outside the vocabulary
         data["text_note"] = f"The text is not known: {error}."
     return data
+
+
+def _distribution(ids: npt.NDArray[Any]) -> dict[str, Any]:
+    """The ids that are there most often, with how often, and how many ids are in each part of their range."""
+    if len(ids) < 2:
+        return {}
+    values, counts = np.unique(ids, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:_FREQUENT]  # of equal counts the smaller id first
+    low, high = int(values[0]), int(values[-1])
+    places = (values.astype(np.float64) - low) * (_BINS / (high - low + 1))
+    bins = np.bincount(np.minimum(places.astype(np.int64), _BINS - 1), weights=counts, minlength=_BINS)
+    return {
+        "frequent": [[int(values[at]), int(counts[at])] for at in order],
+        "histogram": {"low": low, "high": high, "counts": [int(one) for one in bins]},
+    }

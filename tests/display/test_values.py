@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import mm_assets
-from mm_assets.display import Content, content_item, linked, sample_html, thumbnail, value_item
+from mm_assets.display import Content, column_item, content_item, linked, sample_html, thumbnail, value_item
 from mm_assets.fields import (
     AudioField,
     BytesField,
@@ -194,6 +194,28 @@ def test_tokens_have_their_text_where_the_tokenizer_is_known() -> None:
     assert shown(*CASES["tokens"][:2]).data["text"] == "héllo"
     ids = shown(*CASES["ids"][:2])
     assert (ids.data["ids"], "tokenizer" in ids.note) == ([1, 2, 3], True)
+
+
+def test_tokens_are_counted() -> None:
+    """The ids that are there most often come first, and the histogram has each token in its part of the range."""
+    item = shown(TokensField(vocab_size=100_000), [7, 7, 7, 50, 90_006, 50, 3])
+    assert item.data["frequent"] == [[7, 3], [50, 2], [3, 1], [90_006, 1]]
+    histogram = item.data["histogram"]
+    assert (histogram["low"], histogram["high"], sum(histogram["counts"])) == (3, 90_006, 7)
+    assert (histogram["counts"][0], histogram["counts"][-1]) == (6, 1)
+    assert (item.facts["distinct"], item.facts["ids"]) == ("4", "3 to 90,006")
+    assert "frequent" not in shown(TokensField(vocab_size=10), [1]).data
+    assert shown(*CASES["tokens"][:2]).data["frequent"][0][1:] == [2, "l"]
+
+
+def test_columns_of_ids_are_tokens() -> None:
+    """Integers are tokens by the name of their column, and numbers anywhere else; negative labels are not ids."""
+    ids = list(range(20))
+    assert column_item("input_ids", ids).kind == column_item("2 Token_IDs", np.array(ids)).kind == "tokens"
+    assert column_item("input_ids", ids).data["ids"] == ids
+    assert column_item("scores", ids).kind == "array"
+    assert column_item("tokens", [-100, *ids]).kind == "array"
+    assert column_item("tokens", [0.5] * 20).kind == "array"
 
 
 def test_series_have_gaps_for_what_is_not_finite() -> None:

@@ -1,6 +1,7 @@
 """Every kind of item drawn by a browser: one sample with a modality of each kind, in the viewer."""
 
 import io
+import json
 import re
 import tarfile
 from collections.abc import Iterator
@@ -185,3 +186,25 @@ def test_subtitles_in_a_file_are_shown_with_it(tmp_path: Path) -> None:
         until(page, "document.querySelector('video').textTracks[0].activeCues?.length === 1")
         cue = "document.querySelector('video').textTracks[0].activeCues[0].getCueAsHTML().textContent"
         assert page.evaluate(cue) == "2 < 3"
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_token_ids_are_counted(tmp_path: Path, width: int) -> None:
+    """The ids of a table's column wrap, and by the keyboard their counts are opened: a histogram and a list."""
+    ids = [7] * 30 + [50_000, *range(200)]
+    (tmp_path / "tokens.jsonl").write_text(json.dumps({"sample_id": "a", "input_ids": ids}))
+    with opened(tmp_path / "tokens.jsonl", 0, width=width, scheme="dark") as page:
+        section = page.locator("section[data-kind=tokens]")
+        assert section.locator(".mm-ids li").count() == len(ids)
+        section.locator("summary").focus()
+        page.keyboard.press("Enter")
+        drawn = (
+            "(() => { const one = document.querySelector('.mm-histogram canvas');"
+            " return one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some((byte) => byte); })()"
+        )
+        until(page, "document.querySelector('.mm-histogram canvas').height === 64")  # it has its size when it is drawn
+        assert page.evaluate(drawn)
+        assert section.get_by_role("img").get_attribute("aria-label").startswith("Tokens by id, from 0 to 50000")
+        assert section.locator("tbody tr").first.inner_text().split() == ["7", "31"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert section.locator("details").bounding_box()["width"] > 300

@@ -4,7 +4,7 @@
 // events: "time" (detail {seconds, name}: a player is there) and "seek" (detail {seconds}: go there). Plots, words,
 // notes and frames follow the first and send the second. Seconds are of the sample, from its start.
 
-import { element, button, clamp, urlOf, short, clockText, failure, say, follow, picture } from "./item_parts.js";
+import { element, button, clamp, urlOf, short, clockText, failure, say, follow, canvasOf, picture } from "./item_parts.js";
 import { drawAudio, drawNotes, drawPlot, drawVideo } from "./item_players.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -74,13 +74,40 @@ function drawUnknown(item) {
 }
 
 function drawTokens(item) {
-  const { ids, text, pieces, text_note: note } = item.data;
+  const { ids, text, pieces, text_note: note, frequent, histogram } = item.data;
   return [
     text === undefined ? null : element("p", { class: "mm-text" }, text),
     note ? failure(note) : null,
-    element("ol", { class: "mm-tokens", "aria-label": "Token ids" }, ids.map((id, place) =>
+    element("ol", { class: "mm-ids", tabindex: 0, "aria-label": "Token ids" }, ids.map((id, place) =>
       element("li", {}, pieces?.[place] ? element("span", { class: "mm-piece" }, pieces[place]) : null, element("span", { class: "mm-id" }, String(id))))),
+    frequent?.length ? element("details", { class: "mm-counts" }, element("summary", {}, "How often"), idHistogram(histogram), frequentIds(frequent)) : null,
   ];
+}
+
+function idHistogram({ low, high, counts }) {
+  const most = Math.max(...counts);
+  const label = `Tokens by id, from ${low} to ${high}; at most ${most} in one of ${counts.length} parts of the range`;
+  const bars = canvasOf(64, (pen, width, height, colours) => {
+    pen.fillStyle = colours.accent;
+    const step = width / counts.length;
+    counts.forEach((count, place) => { // whatever is there at all is seen
+      const tall = count ? Math.max(2, (count / most) * (height - 1)) : 0;
+      pen.fillRect(place * step, height - tall, Math.max(1, step - 1), tall);
+    });
+    pen.fillStyle = colours.line;
+    pen.fillRect(0, height - 1, width, 1);
+  }, { role: "img", "aria-label": label });
+  return element("figure", { class: "mm-histogram" }, bars, element("figcaption", { class: "mm-legend" }, element("span", {}, `id ${low}`), element("span", {}), element("span", {}, `${high}`)));
+}
+
+function frequentIds(frequent) {
+  const most = frequent[0][1];
+  return element("table", { class: "mm-frequent" }, element("thead", {}, element("tr", {}, ["id", "count"].map((name) => element("th", { scope: "col" }, name)))),
+    element("tbody", {}, frequent.map(([id, count, piece]) => {
+      const share = element("span", { class: "mm-share", "aria-hidden": "true" });
+      share.style.width = `${(100 * count) / most}%`;
+      return element("tr", {}, element("td", {}, String(id), piece ? [" ", element("span", { class: "mm-piece" }, piece)] : null), element("td", {}, element("span", {}, count.toLocaleString("en-US")), share));
+    })));
 }
 
 // --- pictures --------------------------------------------------------------------------------------------------------
