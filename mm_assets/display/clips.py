@@ -29,10 +29,11 @@ from mm_assets.display.words import vtt_of
 from mm_assets.errors import MediaError
 from mm_assets.fields.image_decode import orient
 from mm_assets.fields.shown import ShownClip, ShownFile, ShownSamples
-from mm_assets.media.content_types import sniff_content_type
+from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.embedded_subtitles import SubtitleTrack, embedded_subtitles, subtitle_tracks
 from mm_assets.media.frames import read_frames
 from mm_assets.media.picture import orientation_of, picture_of
+from mm_assets.media.ranged_file import RangedFile
 from mm_assets.media.video import VideoInfo, decoded_frames, index_frames, open_media, probe_video, video_stream_of
 
 __all__ = ["clip_item", "video_item"]
@@ -55,16 +56,9 @@ _TYPES = {
 
 def video_item(name: str, content: Content, content_type: str) -> Item:
     """A video file, or a file of a video container with audio alone."""
-    played = _TYPES.get(content_type)
     if content.size > MAX_WHOLE:
-        facts = {"type": content_type.removeprefix("video/"), "bytes": human_bytes(content.size)}
-        if played is None:
-            reason = f"No browser plays {content_type}, and {human_bytes(content.size)} are too many to be decoded."
-            return Item(name=name, kind="unreadable", facts=facts, note=reason)
-        note = f"It has no frame strip: {human_bytes(content.size)} are too many to be decoded."
-        only = {"video": "video", "playable": True, "strip": []}
-        whole = (stored("video", content, played),)
-        return Item(name=name, kind="video", facts=facts, data=only, media=whole, note=note)
+        return _large_item(name, content, content_type)
+    played = _TYPES.get(content_type)
     data = content.whole()
     info = probe_video(data)
     if not info.has_video:
@@ -107,6 +101,52 @@ def video_item(name: str, content: Content, content_type: str) -> Item:
     return Item(name=name, kind="video", facts=facts, data=fields, media=tuple(media), note=" ".join(notes))
 
 
+def _large_item(name: str, content: Content, content_type: str) -> Item:
+    """A file that is read in parts: its header, and a keyframe for each moment of its strip."""
+    played = _TYPES.get(content_type)
+    facts = {"type": content_type.removeprefix("video/"), "bytes": human_bytes(content.size)}
+    try:
+        info = probe_video(_ranged(content))
+    except MediaError as error:
+        if played is None:
+            reason = f"No browser plays {content_type}, and {human_bytes(content.size)} are too many to be decoded."
+            return Item(name=name, kind="unreadable", facts=facts, note=reason)
+        note = f"It has no frame strip: it {error.reason}."
+        only = {"video": "video", "playable": True, "strip": []}
+        return Item(
+            name=name, kind="video", facts=facts, data=only, media=(stored("video", content, played),), note=note
+        )
+    if not info.has_video:
+        return audio_item(name, content, content_type)
+    codec, duration = _codec_name(info.video_codec), info.duration_seconds or 0.0
+    fields: dict[str, Any] = {"width": info.width, "height": info.height, "duration": duration, "poster": "poster"}
+    fields["playable"] = played is not None and codec in _CODECS
+    notes = [f"Of {human_bytes(content.size)} the strip has the keyframes before its moments."]
+    media: list[Media] = []
+    if played is not None and fields["playable"]:
+        media.append(stored("video", content, played))
+        fields |= {"video": "video", "has_audio": info.has_audio}
+    else:
+        notes.insert(0, f"Browsers do not play {codec} in {info.content_type.partition('/')[2]}.")
+    places = [(number + 0.5) / NUM_STRIP for number in range(NUM_STRIP if duration else 0)]
+    media.append(made("poster", "image/jpeg", lambda: _keyframe(_ranged(content), 0.1, _POSTER_SIDE)))
+    media += [
+        made(f"strip-{number}", "image/jpeg", partial(_keyframe_of, content, place))
+        for number, place in enumerate(places)
+    ]
+    fields["strip"] = [{"media": f"strip-{n}", "seconds": round(at * duration, 3)} for n, at in enumerate(places)]
+    facts = _facts(info, codec, content.size)
+    return Item(name=name, kind="video", facts=facts, data=fields, media=tuple(media), note=" ".join(notes))
+
+
+def _ranged(content: Content) -> RangedFile:
+    return RangedFile(content.size, content.read)
+
+
+def _keyframe_of(content: Content, place: float) -> bytes:
+    return _keyframe(_ranged(content), place, _STRIP_SIDE)
+
+
 def _track(track: SubtitleTrack) -> dict[str, str]:
     """How a player names a track."""
     label = " · ".join(filter(None, (track.title, track.language))) or f"track {track.number}"
@@ -140,17 +180,23 @@ def _codec_name(decoder: str | None) -> str:
 
 
 def _poster(content: Content) -> bytes:
-    """The keyframe before a tenth of the duration, upright, as a JPEG: one open, one decoded frame."""
-    with open_media(content.whole(), max_pixels=_MAX_FRAME) as (container, _):
+    return _keyframe(content.whole(), 0.1, _POSTER_SIDE)
+
+
+def _keyframe(data: Buffer | RangedFile, place: float, side: int) -> bytes:
+    """The keyframe before a part of the duration, upright, as a JPEG: one open, one decoded frame."""
+    with open_media(data, max_pixels=_MAX_FRAME) as (container, _):
         stream = video_stream_of(container, _MAX_FRAME)
         if stream is None:
             raise MediaError("<video>", "has no video")
         if stream.duration:
-            container.seek((stream.start_time or 0) + stream.duration // 10, stream=stream)
+            container.seek((stream.start_time or 0) + int(place * stream.duration), stream=stream)
+        elif container.duration:
+            container.seek((container.start_time or 0) + int(place * container.duration))
         frame = next(decoded_frames(container, stream), None)
         if frame is None:
             raise MediaError("<video>", "has no frame that can be decoded")
-        part = min(1.0, _POSTER_SIDE / max(frame.width, frame.height))
+        part = min(1.0, side / max(frame.width, frame.height))
         size = {"width": max(1, round(frame.width * part)), "height": max(1, round(frame.height * part))}
         pixels = np.asarray(frame.reformat(format="rgb24", **size).to_ndarray(), np.uint8)
         return encoded(np.ascontiguousarray(orient(pixels, orientation_of(frame))))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,15 +30,20 @@ from mm_assets.errors import MediaError
 from mm_assets.fields.shown import ShownSamples
 from mm_assets.media.content_types import sniff_content_type
 from mm_assets.media.header import size_of_id3
+from mm_assets.media.ranged_file import RangedFile
+from mm_assets.media.sound import samples_of_frame
 from mm_assets.media.sound_files import CODEC_OF_TYPE, OpenAudio, open_audio
 from mm_assets.media.sounds import probe_audio
-from mm_assets.media.video import probe_video
+from mm_assets.media.video import FIRST_TRACK, audio_stream_of, decodable_frames, open_media, probe_video
 
 __all__ = ["audio_item", "peaks_of", "samples_item"]
 
 _NUM_PEAKS = 800  # of a waveform; at most twice as many are sent
 _MAX_SAMPLES = 60_000_000  # of all channels, that a waveform is made of: ten minutes of stereo at 48 kHz
 _MAX_WAV = 48 << 20  # bytes of a made WAV
+_NUM_MOMENTS = 250  # of a large file's waveform
+_PIECE_SECONDS = 0.25  # of each at least: an MP3 is silent before its decoder has what frames refer to
+_MAX_READ = 96 << 20  # bytes of a large file that are read for it
 _HEAD = 1 << 16  # bytes of a large file that describe it
 _BLOCK = 1 << 20  # bytes of stored samples that are read at a time
 
@@ -86,23 +92,75 @@ def audio_item(name: str, content: Content, content_type: str) -> Item:
 
 
 def _large_item(name: str, content: Content, content_type: str) -> Item:
-    """A file of which only the head is read: it plays where a browser knows the codec, and has no waveform."""
+    """A file that is read in parts: it plays where a browser knows the codec, with a waveform of some moments."""
     facts = {"type": content_type.removeprefix("audio/"), "bytes": human_bytes(content.size)}
     fields: dict[str, Any] = {"audio": "audio"}
     native = _NATIVE.get(content_type, (None, None))[0]
-    if content_type in ("audio/wav", "audio/flac"):
-        try:
+    note = ""
+    try:
+        if content_type in ("audio/wav", "audio/flac"):
             sound = _described(content.head(_HEAD), content_type, content.size)
-        except MediaError as error:
-            return unreadable_item(name, f"The audio cannot be shown: {error.reason}.", size=content.size)
+        else:
+            sound = _probed(RangedFile(content.size, content.read))
         facts, native = sound.facts(content.size), _native_type(content_type, sound.codec)
         fields["duration"] = sound.seconds
+    except MediaError as error:
+        if content_type in ("audio/wav", "audio/flac"):
+            return unreadable_item(name, f"The audio cannot be shown: {error.reason}.", size=content.size)
+        note = f"It has no waveform: it {error.reason}."
     if native is None:
         reason = f"No browser plays it, and {human_bytes(content.size)} are too many to be decoded."
         return Item(name=name, kind="unreadable", facts=facts, note=reason)
-    note = f"No waveform is made of {human_bytes(content.size)}."
-    media = (stored("audio", content, native),)
-    return Item(name=name, kind="audio", facts=facts, data=fields, media=media, note=note)
+    media = [stored("audio", content, native)]
+    if fields.get("duration"):
+        fields["peaks"] = "peaks"
+        media.append(made("peaks", "application/json", partial(_sampled_peaks, content, fields["duration"])))
+        note = f"Of {human_bytes(content.size)} the waveform has {_NUM_MOMENTS} moments, not all samples."
+    elif not note:
+        note = "It has no waveform: its header has no duration."
+    return Item(name=name, kind="audio", facts=facts, data=fields, media=tuple(media), note=note)
+
+
+def _probed(file: RangedFile) -> _Sound:
+    """A large file by its header."""
+    info = probe_video(file)
+    if not info.has_audio:
+        raise MediaError("<audio>", "has no audio")
+    codec = (info.audio_codec or "unknown").upper().removesuffix("_NATIVE").removesuffix("FLOAT")
+    return _Sound(info.sample_rate, info.channels, info.duration_seconds or 0.0, codec, 0)
+
+
+def _sampled_peaks(content: Content, seconds: float) -> bytes:
+    """The lowest and highest sample of short pieces of a large file, one for each stretch, as far as time allows."""
+    import av
+    from av.audio.frame import AudioFrame
+
+    file = RangedFile(content.size, content.read, max_bytes=_MAX_READ)
+    peaks: list[list[float]] = []
+    with open_media(file) as (container, _):
+        stream = audio_stream_of(container, FIRST_TRACK)
+        if stream is None or stream.time_base is None:
+            raise MediaError("<audio>", "has no audio that can be decoded")
+        first = stream.start_time or 0
+        for number in range(_NUM_MOMENTS):
+            at = (number + 0.5) / _NUM_MOMENTS * seconds
+            with suppress(av.FFmpegError):  # FLAC's last frames may not be found: then it is what follows here
+                container.seek(first + int(at / stream.time_base), stream=stream)
+            low = high = 0.0
+            found = 0
+            for frame in decodable_frames(container, stream):
+                if isinstance(frame, AudioFrame) and frame.samples:
+                    piece = np.nan_to_num(samples_of_frame(frame), nan=0.0, posinf=1.0, neginf=-1.0)
+                    low, high = min(low, float(piece.min())), max(high, float(piece.max()))
+                    found += frame.samples
+                if found >= _PIECE_SECONDS * stream.sample_rate:
+                    break
+            if file.is_over:
+                break
+            peaks.append([low, high])
+    if not peaks:
+        raise MediaError("<audio>", "takes too long to be decoded")
+    return _as_json((np.asarray(peaks, np.float32), len(peaks)), _NUM_MOMENTS / seconds)
 
 
 def samples_item(name: str, shown: ShownSamples, payload: Content) -> Item:
@@ -254,7 +312,7 @@ def _codec_of(data: bytes, content_type: str) -> str:
     return codec
 
 
-def _as_json(found: tuple[npt.NDArray[np.float32], int], rate: int) -> bytes:
+def _as_json(found: tuple[npt.NDArray[np.float32], int], rate: float) -> bytes:
     peaks, count = found
     rounded = np.round(np.clip(peaks, -1, 1).astype(np.float64), 3).tolist()
     return json.dumps({"peaks": rounded, "seconds": count / rate}, separators=(",", ":")).encode("ascii")

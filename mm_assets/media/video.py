@@ -22,6 +22,7 @@ from mm_assets.media.container_damage import find_damage
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.header import size_of_id3
 from mm_assets.media.mp4 import check_sample_tables
+from mm_assets.media.ranged_file import RangedFile
 from mm_assets.media.timing import FrameIndex, nominal_rate
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "VideoInfo",
     "audio_stream_of",
     "damage_of",
+    "decodable_frames",
     "decoded_frames",
     "index_frames",
     "open_media",
@@ -84,6 +86,7 @@ _DEMUXERS = {  # MIME type to FFmpeg's name; no playlists, manifests or image se
 VIDEO_TYPES = frozenset(name for name in _DEMUXERS if name.startswith("video/"))
 """MIME types of the containers that are read."""
 
+_RANGED = ("matroska", "ogg", "wav", "flac", "mp3", "aac")  # beside MP4: those that are sought without reading all
 _MAX_SAMPLES = str(2**20)  # per channel, that one packet decodes to
 _ASF_INDEX = bytes.fromhex("90080033b1e5cf1189f400a0c90349cb")  # identifier of an ASF index
 _ASF_COUNT_AT = 52  # bytes into the index
@@ -176,8 +179,14 @@ def _check_index(view: memoryview) -> None:
 
 
 @contextmanager
-def open_media(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Iterator[tuple[InputContainer, str]]:
+def open_media(
+    data: Buffer | RangedFile, *, max_pixels: int = DEFAULT_MAX_PIXELS
+) -> Iterator[tuple[InputContainer, str]]:
     """Open bytes with the demuxer of their type; errors of FFmpeg in the block become `MediaError`.
+
+    Args:
+        data: the whole file, or one that is read as the demuxer asks: its own limits are for it.
+        max_pixels: of a frame.
 
     Yields:
         The container and its MIME type.
@@ -187,10 +196,13 @@ def open_media(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Iterato
     """
     with optional_import("av", "reading video files"):
         import av
-    view = memoryview(data).cast("B")
+    ranged = data if isinstance(data, RangedFile) else None
+    view = memoryview(data).cast("B") if not isinstance(data, RangedFile) else data.head()
     content_type, demuxer = _sniff(view)
     if demuxer == "mov":
-        check_sample_tables(view)
+        check_sample_tables(view if ranged is None else ranged.boxes())
+    elif ranged is not None and demuxer not in _RANGED:
+        raise MediaError("<video>", f"{_title(demuxer)} file is not read in parts")
     elif demuxer == "asf":
         _check_index(view)
     # The decoders' options are needed here too: FFmpeg decodes while it opens a file.
@@ -198,7 +210,13 @@ def open_media(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Iterato
     limits = {"max_streams": str(MAX_STREAMS), "protocol_whitelist": "none"}
     if demuxer == "avi":
         limits["use_odml"] = "0"  # its indices can refer to each other, and so have entries without end
-    file = _Reader(_without_tags(view))
+    rest = _without_tags(view)
+    file: _Reader | RangedFile = _Reader(rest)
+    if ranged is not None:
+        ranged.start = len(view) - len(rest)
+        if len(rest) == 0:
+            raise MediaError("<video>", f"begins with more than {len(view):,} bytes of tags")
+        file = ranged
     try:
         with av.open(
             file, "r", format=demuxer, options=options, container_options=limits, io_open=_refuse
@@ -275,11 +293,11 @@ def audio_stream_of(container: InputContainer, track: int | str | None = None) -
     return chosen
 
 
-def probe_video(data: Buffer) -> VideoInfo:
+def probe_video(data: Buffer | RangedFile) -> VideoInfo:
     """Read the header of a video or audio file.
 
     Args:
-        data: the whole file: some containers have their header at the end.
+        data: the whole file, or one that is read by ranges: some containers have their header at the end.
 
     Raises:
         MediaError: the bytes are not a video or audio file, or its header is damaged.
@@ -432,6 +450,17 @@ def decoded_frames(container: InputContainer, stream: VideoStream) -> Iterator[V
     for packet in container.demux(stream):
         if packet.size or not packet.buffer_ptr:  # the last packet, which has no buffer, flushes the decoder
             yield from packet.decode()
+
+
+def decodable_frames(container: InputContainer, stream: AudioStream) -> Iterator[Any]:
+    """The frames from here on that decode: after a jump the first packet may be a part of one."""
+    import av
+
+    for packet in container.demux(stream):
+        try:
+            yield from packet.decode()
+        except av.FFmpegError:
+            continue
 
 
 def _frame_index(

@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mm_assets.display import Content, absent_item, column_item, content_item, linked, sample_html, thumbnail
+from mm_assets.display import (
+    Content,
+    absent_item,
+    clips,
+    column_item,
+    content_item,
+    linked,
+    sample_html,
+    sounds,
+    thumbnail,
+)
 from mm_assets.display.item import MAX_WHOLE, human_bytes, human_seconds
 from mm_assets.errors import MediaError, MissingExtraError
 
@@ -323,6 +333,86 @@ def test_large_media_are_never_read_whole() -> None:
     assert item.medium("video").read(8, 4) == b"isom"
     assert thumbnail(item) is None
     assert content_item("a.jpg", Content(MAX_WHOLE + 1, lambda at, n: image_file()[at : at + n])).kind == "unreadable"
+
+
+class Reads:
+    """Content whose ranges are counted."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.sizes = data, []
+        self.content = Content(len(data), self.read)
+
+    def read(self, offset: int, size: int) -> bytes:
+        self.sizes.append(size)
+        return self.data[offset : offset + size]
+
+
+@pytest.mark.parametrize("container", ["mp4", "webm"])
+def test_a_large_film_has_keyframes(container: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A film above the limit is probed and has a strip, for which parts of it are read."""
+    monkeypatch.setattr(clips, "MAX_WHOLE", 1000)
+    codec = "libx264" if container == "mp4" else "libvpx"
+    reads = Reads(clip_file(container=container, codec=codec, num_frames=100, gop=10))
+    item = content_item("film", reads.content)
+    check_item(item)
+    assert (item.kind, item.data["playable"], item.data["duration"]) == ("video", True, pytest.approx(4, abs=0.2))
+    assert "keyframes" in item.note
+    frames = [made_by(item, frame["media"]) for frame in item.data["strip"]]
+    assert len(set(frames)) > 5
+    assert thumbnail(item) is not None
+    assert max(reads.sizes) < 1 << 20
+
+
+@pytest.mark.parametrize("name", ["wav", "flac", "mp3", "ogg", "m4a"])
+def test_a_large_recording_has_a_waveform_of_moments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording above the limit has a waveform over all of its duration: quiet first, loud at the end."""
+    monkeypatch.setattr(sounds, "MAX_WHOLE", 1000)
+    item = content_item("sound", Reads(recording(name)).content)
+    check_item(item)
+    assert (item.kind, item.data["duration"]) == ("audio", pytest.approx(20, abs=0.2))
+    assert "moments" in item.note
+    found = json.loads(made_by(item, "peaks"))
+    assert found["seconds"] == pytest.approx(20, abs=0.2)
+    loud = np.array([high - low for low, high in found["peaks"]])
+    assert loud[5 : len(loud) // 2 - 5].max() < 0.1
+    assert loud[len(loud) // 2 + 5 : -5].min() > 0.5
+
+
+def test_a_large_recording_is_looked_at_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the limit of bytes is reached, the waveform covers what was read, and without any it is a `MediaError`."""
+    monkeypatch.setattr(sounds, "MAX_WHOLE", 1000)
+    monkeypatch.setattr(sounds, "_MAX_READ", 1 << 20)
+    item = content_item("sound", Reads(recording("wav")).content)
+    found = json.loads(made_by(item, "peaks"))
+    assert 0 < found["seconds"] < 19
+    monkeypatch.setattr(sounds, "_MAX_READ", 1 << 16)
+    with pytest.raises(MediaError):
+        made_by(item, "peaks")
+
+
+def recording(name: str) -> bytes:
+    """Twenty seconds in a format, the second half loud."""
+    import av
+
+    form, codec = {
+        "wav": ("wav", "pcm_s16le"),
+        "flac": ("flac", "flac"),
+        "mp3": ("mp3", "libmp3lame"),
+        "ogg": ("ogg", "libopus"),
+        "m4a": ("ipod", "aac"),
+    }[name]
+    target = io.BytesIO()
+    with av.open(target, "w", format=form) as output:
+        stream = output.add_stream(codec, rate=48_000, layout="mono")
+        for second in range(20):
+            wave = np.sin(np.arange(48_000) / 20) * (0.01 if second < 10 else 0.8)
+            frame = av.AudioFrame.from_ndarray((wave * 32767).astype(np.int16)[np.newaxis], format="s16", layout="mono")
+            frame.rate, frame.pts = 48_000, second * 48_000
+            for packet in stream.encode(frame):
+                output.mux(packet)
+        for packet in stream.encode(None):
+            output.mux(packet)
+    return target.getvalue()
 
 
 @pytest.mark.parametrize(

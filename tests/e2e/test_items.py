@@ -195,7 +195,7 @@ def test_token_ids_are_counted(tmp_path: Path, width: int) -> None:
     (tmp_path / "tokens.jsonl").write_text(json.dumps({"sample_id": "a", "input_ids": ids}))
     with opened(tmp_path / "tokens.jsonl", 0, width=width, scheme="dark") as page:
         section = page.locator("section[data-kind=tokens]")
-        assert section.locator(".mm-tokens li").count() == len(ids)
+        assert section.locator(".mm-ids li").count() == len(ids)
         section.locator("summary").focus()
         page.keyboard.press("Enter")
         drawn = (
@@ -207,3 +207,4 @@ def test_token_ids_are_counted(tmp_path: Path, width: int) -> None:
         assert section.get_by_role("img").get_attribute("aria-label").startswith("Tokens by id, from 0 to 50000")
         assert section.locator("tbody tr").first.inner_text().split() == ["7", "31"]
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert section.locator("details").bounding_box()["width"] > 300

@@ -78,7 +78,7 @@ function drawTokens(item) {
   return [
     text === undefined ? null : element("p", { class: "mm-text" }, text),
     note ? failure(note) : null,
-    element("ol", { class: "mm-tokens", tabindex: 0, "aria-label": "Token ids" }, ids.map((id, place) =>
+    element("ol", { class: "mm-ids", tabindex: 0, "aria-label": "Token ids" }, ids.map((id, place) =>
       element("li", {}, pieces?.[place] ? element("span", { class: "mm-piece" }, pieces[place]) : null, element("span", { class: "mm-id" }, String(id))))),
     frequent?.length ? element("details", { class: "mm-counts" }, element("summary", {}, "How often"), idHistogram(histogram), frequentIds(frequent)) : null,
   ];
