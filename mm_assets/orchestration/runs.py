@@ -43,6 +43,7 @@ __all__ = [
     "exclusive_step",
     "failed_attempts",
     "fruitless_load",
+    "full_pool_said",
     "is_running",
     "leased_run",
     "load_config",
@@ -203,6 +204,23 @@ def end_dead_loads(instance: dg.DagsterInstance, dataset: DatasetStore) -> None:
     is_running(instance, dataset, load_job_name(dataset.spec))
 
 
+def full_pool_said(instance: dg.DagsterInstance, dataset: DatasetStore) -> str | None:
+    """Which runs have all slots of the dataset's pool, so that a run will wait; None where one is free.
+
+    The slots of the dataset's runs whose process is gone are freed.
+    """
+    pool, storage = dataset.spec.pool, instance.event_log_storage
+    if pool is None or not storage.supports_global_concurrency_limits:
+        return None
+    end_dead_loads(instance, dataset)
+    working_runs(instance, dataset)
+    found = storage.get_concurrency_info(pool)
+    if found.limit is None or found.active_slot_count < found.limit:
+        return None
+    runs = ", ".join(sorted(run_id[:8] for run_id in found.active_run_ids))
+    return f"waiting for a slot of the pool {pool!r}: its limit is {found.limit}, in use by {runs or 'nothing'}"
+
+
 def _by_partition(
     instance: dg.DagsterInstance, dataset: DatasetStore, statuses: list[dg.DagsterRunStatus]
 ) -> dict[str, str]:
@@ -255,6 +273,9 @@ def _end_if_dead(instance: dg.DagsterInstance, dataset: DatasetStore, record: dg
     latest = instance.get_run_by_id(run.run_id)
     if latest is not None and not latest.is_finished:
         instance.report_run_failed(latest, f"{message}\n{_again(dataset.spec, run)}")
+        if dataset.spec.pool is not None and instance.event_log_storage.supports_global_concurrency_limits:
+            # Dagster would free its slot if run monitoring is set up for that, and by its daemon.
+            instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     return True
 
 
