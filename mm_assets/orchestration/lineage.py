@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import MmAssetsError, masked_urls
 from mm_assets.orchestration.partitions import asset_key, shard_partitions, shards_key
 from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import (
@@ -40,7 +40,7 @@ def described_data(spec: DatasetSpec, stage: Stage) -> tuple[dict[str, Any], dic
     """Metadata and tags of an asset: its place, its table's name in SQL, its columns and their origin."""
     schema = _schema(spec)
     folder = f"{spec.root.rstrip('/')}/{spec.name}"
-    metadata: dict[str, Any] = {"dagster/uri": f"{folder}/{_place(stage)}"}
+    metadata: dict[str, Any] = {"dagster/uri": masked_urls(f"{folder}/{_place(stage)}")}
     if stage.tables:
         metadata["dagster/table_name"] = f"{spec.name}.{stage.tables[0].name}"
         metadata["dagster/column_schema"] = _columns(spec, stage, schema)
@@ -67,7 +67,7 @@ def shards_asset(spec: DatasetSpec) -> dg.AssetSpec:
         kinds={"tar" if spec.source is None else spec.source.rpartition(":")[2].lower()},
         partitions_def=shard_partitions(spec),
         metadata={
-            "dagster/uri": spec.shards,
+            "dagster/uri": masked_urls(spec.shards),
             **({"dagster/column_schema": dg.TableSchema(columns=columns)} if columns else {}),
         },
         tags={**spec.tags, "dagster/storage_kind": _STORES.get(scheme, scheme)},

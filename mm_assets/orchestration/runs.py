@@ -20,6 +20,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name
+from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
 from mm_assets.pipeline.leases import LEASE_SECONDS, LeasedError, Leases
 from mm_assets.pipeline.liveness import process_is_gone, process_tag
@@ -108,7 +109,7 @@ def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, da
             context.instance.report_run_canceling(context.run, message=f"canceled: {error}")
             raise DagsterExecutionInterruptedError(str(error)) from error
         except MmAssetsError as error:
-            raise dg.Failure(description=f"{type(error).__name__}: {error}") from error
+            raise failure_of(error, allow_retries=True) from shown_cause(error)
         yield
 
 
