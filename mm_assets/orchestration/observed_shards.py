@@ -14,7 +14,7 @@ from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 
 from mm_assets.errors import MmAssetsError, masked_urls
 from mm_assets.orchestration.events import Batch, RunEvents
-from mm_assets.orchestration.lineage import shards_asset
+from mm_assets.orchestration.lineage import copy_schema, shards_asset
 from mm_assets.orchestration.partitions import add_partitions, shard_partitions, shards_key
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.shown import failure_of, shown_cause
@@ -64,7 +64,8 @@ def _version(fingerprints: Mapping[str, str]) -> str:
 
 
 def observe_shards(instance: dg.DagsterInstance, spec: DatasetSpec, found: Registration) -> None:
-    """Stores an observation of each partition that a registration added or found changed."""
+    """Stores an observation of each partition that a registration added or found changed, and a copy of its schema."""
+    copy_schema(spec, has_changed=bool(found.decision or found.added or found.changed))
     partitions = {partition.key: partition for partition in found.partitions}
     keys = [key for key in (*found.added, *found.changed) if key in partitions]
     if not keys:
