@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -35,6 +36,7 @@ __all__ = [
     "UnsupportedVersionError",
     "first_line",
     "full_disk_named",
+    "masked_urls",
     "meant",
     "optional_import",
 ]
@@ -226,6 +228,31 @@ class MissingExtraError(MmAssetsError, ImportError):
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or the name of its type where it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+_PASSWORD = re.compile(r"""(\w[\w+.-]*://[^\s/@:"'`<>|]*:)[^\s/"'`<>|]+(?=@)""")
+_PARAMETER = re.compile(r"""([?&][\w.%-]*)=([^\s&"'`<>|\\]+)""")
+_SECRET = re.compile(
+    r"signature|secret|token|credential|passw|api-?_?key|access_?key|(?:^|[?&.-])(?:sig|auth|key)$", re.I
+)
+MASK = "***"
+
+
+def masked_urls(text: str) -> str:
+    """A text whose URLs have ``***`` in place of passwords and of query parameters that grant access.
+
+    These are `user:password@`, signatures (`X-Amz-Signature`, `X-Goog-Signature`, `sig` of a SAS), tokens and keys.
+    """
+    if "://" not in text:
+        return text
+    text = _PASSWORD.sub(rf"\1{MASK}", text)
+    return _PARAMETER.sub(_masked_parameter, text)
+
+
+def _masked_parameter(found: re.Match[str]) -> str:
+    name, value = found.groups()
+    end = value[len(value.rstrip(".,:;)]}")) :]  # of the sentence
+    return f"{name}={MASK}{end}" if _SECRET.search(name) else found[0]
 
 
 def meant(name: object, known: Iterable[str]) -> str:

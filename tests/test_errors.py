@@ -15,7 +15,7 @@ from fsspec.registry import _registry
 from PIL import Image
 
 import mm_assets
-from mm_assets.errors import MissingExtraError
+from mm_assets.errors import MissingExtraError, masked_urls
 from mm_assets.fields import Audio, AudioField, DepthField, TextField
 from mm_assets.filters.sharpness import sharpness
 from mm_assets.loading.batches import check_pinning
@@ -148,3 +148,24 @@ def test_a_package_that_lacks_another_is_not_called_missing(monkeypatch: pytest.
     with pytest.raises(ModuleNotFoundError) as caught:
         resample(np.zeros((10, 1), np.float32), 8000, 16_000)
     assert not isinstance(caught.value, MissingExtraError)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://u:p@ss@h/x.tar, at byte 3", "https://u:***@h/x.tar, at byte 3"),
+        (
+            "https://h/x?X-Amz-Credential=AK%2F1&X-Amz-Date=1&X-Amz-Signature=ab: cannot be read",
+            "https://h/x?X-Amz-Credential=***&X-Amz-Date=1&X-Amz-Signature=***: cannot be read",
+        ),
+        ("az://c/x?sv=2020&sig=ab%2B=&se=2024", "az://c/x?sv=2020&sig=***&se=2024"),
+        ("(https://h/x?Key-Pair-Id=K&Signature=Q&token=t)", "(https://h/x?Key-Pair-Id=K&Signature=***&token=***)"),
+        ("postgresql+psycopg2://dagster:secret@h:6432/d", "postgresql+psycopg2://dagster:***@h:6432/d"),
+        ("abfss://container@account.dfs.core.windows.net/x", None),
+        ("s3://b/k.tar and http://h/?part=docs-1&sample_id=3&t=x", None),
+        ("signature?sig=1", None),
+    ],
+)
+def test_urls_are_shown_without_secrets(text: str, shown: str | None) -> None:
+    """Passwords, signatures, tokens and keys in URLs are masked; the rest of the text stays as it is."""
+    assert masked_urls(text) == (text if shown is None else shown)

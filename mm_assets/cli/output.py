@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _SHOWN = 5  # partitions named in one line
-_LISTED = 50  # partitions that have a line each on a terminal
+_LISTED = 50  # partitions or shards that have a line each
 _UNBROKEN = 1 << 12  # columns, where no terminal shows a table
 _READABLE = 24  # characters of a line of a long text, at least
 
@@ -179,10 +179,14 @@ def report_registration(chosen: DatasetChoice, spec: DatasetSpec, found: Registr
     from mm_assets.orchestration.checks import slow_pages
 
     dataset = spec.name
-    for key in found.removed:
+    for key in found.removed[:_LISTED]:
         echo(f"{dataset}/{key}: its shards are gone; it leaves the next manifest", err=True)
-    for url in found.unsettled:
+    if (more := len(found.removed) - _LISTED) > 0:
+        echo(f"{dataset}: {more:,} more partitions whose shards are gone; --json lists them", err=True)
+    for url in found.unsettled[:_LISTED]:
         echo(f"{dataset}: not taken, still changing or too young: {url}", err=True)
+    if (more := len(found.unsettled) - _LISTED) > 0:
+        echo(f"{dataset}: {more:,} more shards not taken; --json of `mm-assets register` lists them", err=True)
     if found.decision is not None and found.decision.notes:
         for note in found.decision.notes:
             echo(f"{dataset}: {note}", err=True)

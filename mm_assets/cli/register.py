@@ -15,12 +15,15 @@ from mm_assets.summaries import counted
 if TYPE_CHECKING:
     from mm_assets.pipeline.records import Registered
 
+_SHOWN = 10  # partitions that are listed
+
 
 @click.command()
 @dataset_options(undeclared=True)
 @click.option("--new-schema", is_flag=True, help="Decide the dataset's schema again; what it changes becomes pending.")
+@click.option("--verbose", "-v", is_flag=True, help=f"List every partition, not the first {_SHOWN} alone.")
 @json_option
-def command(chosen: DatasetChoice, new_schema: bool) -> None:
+def command(chosen: DatasetChoice, new_schema: bool, verbose: bool) -> None:
     """List the shards and make them partitions of the Dagster instance."""
     from mm_assets.orchestration.launch import open_instance, register_dataset
     from mm_assets.pipeline.pending import pending_partitions
@@ -34,8 +37,8 @@ def command(chosen: DatasetChoice, new_schema: bool) -> None:
             before = _layout(dataset.registered())
             found = register_dataset(instance, dataset, new_schema=new_schema, sleep=wait_for_shards(spec))
             line = f"{spec.name}: {counted(len(found.partitions), 'partition')}"
-            for what, keys in (("new", found.added), ("changed", found.changed), ("gone", found.removed)):
-                line += f", {len(keys)} {what}" if keys else ""
+            for what, named in (("new", found.added), ("changed", found.changed), ("gone", found.removed)):
+                line += f", {len(named):,} {what}" if named else ""
             echo(line)
             document[spec.name] = {
                 "partitions": [partition.key for partition in found.partitions],
@@ -57,8 +60,11 @@ def command(chosen: DatasetChoice, new_schema: bool) -> None:
                 number = f"{pending:,} of {counted(len(found.partitions), 'partition')}"
                 echo(f"{spec.name}: decided again: {layout}, preset {preset}; {number} pending")
             report_registration(chosen, spec, found)
-            for partition in found.partitions:
-                echo(f"  {partition.key}")
+            keys = [partition.key for partition in found.partitions]
+            for key in keys if verbose else keys[:_SHOWN]:
+                echo(f"  {key}")
+            if len(keys) > _SHOWN and not verbose:
+                echo(f"  and {len(keys) - _SHOWN:,} more: -v lists them")
     write_document({"datasets": document})
 
 

@@ -295,7 +295,7 @@ class _Run:
 
     def execute(self, stop: Stop) -> None:
         """Runs the partitions of each dataset and makes its manifest."""
-        from mm_assets.orchestration.launch import run_load
+        from mm_assets.orchestration.launch import pool_wait, run_load
         from mm_assets.pipeline.engines.choice import open_engine
         from mm_assets.pipeline.load import run_unrecorded
         from mm_assets.pipeline.register import registration_fault
@@ -337,6 +337,8 @@ class _Run:
                     if (fault := registration_fault(dataset, present.partitions, keys)) is not None:
                         self.failed.append(f"{name}: {fault}")
                     continue
+                if (wait := pool_wait(dataset)) is not None:
+                    echo(f"{name}: {wait}", err=True)
                 rest = run_load(dataset.spec, keys, engine=engine, first=self.first, observed=observe, present=present)
                 if rest.present is not None:
                     self.present[name] = rest.present

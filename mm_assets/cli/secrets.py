@@ -1,4 +1,4 @@
-"""Secrets among the options of storages: they are used, and shown as `***` wherever the command prints something."""
+"""Secrets among the options of storages and in URLs: used, and shown as `***` wherever the command prints something."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mm_assets.errors import MASK, masked_urls
+
 __all__ = ["MASK", "forget_secrets", "is_secret", "masked", "masked_json", "masked_options", "note_secrets"]
 
-MASK = "***"
 _NAMED = re.compile(r"secret|token|passw|passphrase|credential|authorization|cookie|connection_string|sas|key", re.I)
 _SHORT = 4  # characters: a shorter text is hardly a secret, and its mask would garble the output
 
@@ -32,17 +33,17 @@ def forget_secrets() -> None:
 
 
 def masked(text: str) -> str:
-    """A text without the noted secrets."""
+    """A text without the noted secrets, and without those of URLs."""
     for secret in _secrets:
         text = text.replace(secret, MASK)
-    return text
+    return masked_urls(text)
 
 
 def masked_json(text: str) -> str:
-    """JSON without the noted secrets, which it has escaped."""
+    """JSON without the noted secrets, which it has escaped, and without those of URLs."""
     for secret in _secrets:
         text = text.replace(json.dumps(secret)[1:-1], MASK)
-    return text
+    return masked_urls(text)
 
 
 def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from mm_assets.orchestration.report import (
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import failed_before, rolled_up, rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, leased_run
+from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, packed_stages
 from mm_assets.pipeline.losses import loss_totals
@@ -45,7 +46,7 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except MmAssetsError as error:
-        raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+        raise failure_of(error) from shown_cause(error)
 
 
 def _losses(dataset: DatasetStore, key: str) -> dict[str, Any]:
@@ -100,7 +101,8 @@ def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage)
             if not isinstance(error, MmAssetsError):
                 raise
             said = failed_said(spec, failure)
-            raise dg.Failure(description=said, metadata=_losses(dataset, key), allow_retries=False) from error
+            metadata = _losses(dataset, key)
+            raise dg.Failure(description=said, metadata=metadata, allow_retries=False) from shown_cause(error)
 
 
 def _stop_at_checks(

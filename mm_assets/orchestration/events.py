@@ -25,6 +25,7 @@ from dagster._core.storage.event_log import EventLogStorage, SqlEventLogStorage,
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
 from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
 
+from mm_assets.errors import masked_urls
 from mm_assets.orchestration.patience import Patient, impatient
 
 __all__ = ["Batch", "RunEvents", "Target"]
@@ -155,7 +156,7 @@ class RunEvents:
             _Entry(
                 error_info=None,
                 level=level,
-                user_message=message,
+                user_message=masked_urls(message),
                 run_id=self._run_id,
                 timestamp=time.time(),
                 step_key=self._step_key,

@@ -26,7 +26,7 @@ from mm_assets.orchestration.mirror import lost_said
 from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import add_partitions
 from mm_assets.orchestration.patience import away_named, patient
-from mm_assets.orchestration.runs import LOAD_TAG, MOST_PARTITIONS
+from mm_assets.orchestration.runs import LOAD_TAG, MOST_PARTITIONS, full_pool_said
 from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.engines.base import Engine
 from mm_assets.pipeline.home import find_dagster_home
@@ -41,6 +41,7 @@ __all__ = [
     "declared_datasets",
     "ensure_dagster_home",
     "open_instance",
+    "pool_wait",
     "register_dataset",
     "run_load",
     "sync",
@@ -237,6 +238,14 @@ def run_load(
         warnings=tuple(load.warnings),
         present=load.present if load.is_complete else None,
     )
+
+
+def pool_wait(dataset: DatasetStore) -> str | None:
+    """What a load of the dataset will wait for, by the pool that it declares; None if for nothing."""
+    if dataset.spec.pool is None:
+        return None
+    with away_named(), patient(dg.DagsterInstance.get()) as instance:
+        return full_pool_said(instance, dataset)
 
 
 def sync(dataset: DatasetStore, *, makes_manifest: bool = False) -> Recorded:

@@ -3,14 +3,17 @@
 Nothing is asked of a store behind a URL: definitions are loaded by every process of Dagster.
 """
 
+import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import MmAssetsError, masked_urls
 from mm_assets.orchestration.partitions import asset_key, shard_partitions, shards_key
 from mm_assets.orchestration.viewer import viewer_link
 from mm_assets.packing.plan import PackPlan
@@ -26,10 +29,11 @@ from mm_assets.pipeline.chain import (
     packed_stages,
 )
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS, DatasetSchema, UserColumn
 from mm_assets.storage.urls import is_local, local_path
 
-__all__ = ["described_data", "modality_columns", "shards_asset"]
+__all__ = ["copy_schema", "described_data", "modality_columns", "shards_asset"]
 
 _STORES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _SHARDS = "The shards that the dataset is made of. Nothing here writes them; a partition is one of them, or a group."
@@ -41,7 +45,7 @@ def described_data(spec: DatasetSpec, stage: Stage) -> tuple[dict[str, Any], dic
     """Metadata and tags of an asset: its place, its table's name in SQL, its columns and their origin."""
     schema = _schema(spec)
     folder = f"{spec.root.rstrip('/')}/{spec.name}"
-    metadata: dict[str, Any] = {"dagster/uri": f"{folder}/{_place(stage)}"}
+    metadata: dict[str, Any] = {"dagster/uri": masked_urls(f"{folder}/{_place(stage)}")}
     if link := viewer_link(spec.name):
         metadata["viewer"] = dg.MetadataValue.url(link)
     if stage.tables:
@@ -70,7 +74,7 @@ def shards_asset(spec: DatasetSpec) -> dg.AssetSpec:
         kinds={"tar" if spec.source is None else spec.source.rpartition(":")[2].lower()},
         partitions_def=shard_partitions(spec),
         metadata={
-            "dagster/uri": spec.shards,
+            "dagster/uri": masked_urls(spec.shards),
             **({"dagster/column_schema": dg.TableSchema(columns=columns)} if columns else {}),
         },
         tags={**spec.tags, "dagster/storage_kind": _STORES.get(scheme, scheme)},
@@ -83,11 +87,38 @@ def _place(stage: Stage) -> str:
     return PACKED_FOLDER if stage.packed_format else stage.name
 
 
+def copy_schema(spec: DatasetSpec, *, has_changed: bool) -> None:
+    """Copies what registration has decided to $DAGSTER_HOME, of a remote root: definitions load without requests.
+
+    Args:
+        spec: the declaration.
+        has_changed: whether a copy that is there may be of an earlier decision.
+    """
+    path = _schema_path(spec)
+    if path is None or is_local(spec.root) or (path.exists() and not has_changed):
+        return
+    with suppress(MmAssetsError, OSError):  # columns are then those of the copy, or the declared ones
+        content = DatasetStore(spec).store.read_bytes("schema.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_bytes(content)
+        draft.replace(path)
+
+
+def _schema_path(spec: DatasetSpec) -> Path | None:
+    """Where on this machine the dataset's schema is, or a copy of it."""
+    if is_local(spec.root):
+        return local_path(spec.root) / spec.name / "schema.json"
+    home = os.environ.get("DAGSTER_HOME")
+    root = hashlib.sha256(spec.root.encode()).hexdigest()[:12]
+    return None if home is None else Path(home) / "mm_assets" / "schemas" / f"{spec.name}-{root}.json"
+
+
 def _schema(spec: DatasetSpec) -> DatasetSchema | None:
     """What registration has decided, where that is on this machine; the declared columns are known without it."""
-    if not is_local(spec.root):
+    path = _schema_path(spec)
+    if path is None:
         return None
-    path = local_path(spec.root) / spec.name / "schema.json"
     with suppress(OSError, ValueError, AttributeError, MmAssetsError):  # a damaged one is an error of each run
         return DatasetSchema.from_json(json.loads(path.read_bytes()), where=str(path))
     return None

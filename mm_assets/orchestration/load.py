@@ -38,6 +38,7 @@ from mm_assets.orchestration.runs import (
     tag_process,
     working_runs,
 )
+from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.drive import run_tasks
 from mm_assets.pipeline.engines.base import Engine
@@ -97,7 +98,10 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
     def drive(context: dg.OpExecutionContext, config: LoadConfig) -> None:
         patient(context.instance)
         dataset = open_dataset(context, spec)
-        found = register(dataset, allow_empty=True)
+        try:
+            found = register(dataset, allow_empty=True)
+        except MmAssetsError as error:
+            raise failure_of(error) from shown_cause(error)
         add_partitions(context.instance, spec, found.partitions)
         observe_shards(context.instance, spec, found)
         try:
@@ -118,7 +122,7 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
             with sigterm_kept():
                 opened = open_engine(options, jobs=num_processors(), most=max(len(keys), 1))
         except MmAssetsError as error:
-            raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+            raise failure_of(error) from shown_cause(error)
         with opened as engine, Load(dataset=dataset, keys=keys, first=first, engine=engine, present=present) as load:
             _run_all(load, context)
 
@@ -309,7 +313,7 @@ class Load:
                         self._catch_up(mirror, context)
                     self._make_manifest(mirror)
         except MmAssetsError as error:
-            raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+            raise failure_of(error) from shown_cause(error)
         self.num_runs += 1
         self.unrecorded |= mirror.lost
         self.is_complete = not self._num_left
@@ -404,7 +408,7 @@ def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore, *, makes_man
                 build_manifest(dataset)
             manifest = mirror.catch_up_manifest()
     except MmAssetsError as error:
-        raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+        raise failure_of(error) from shown_cause(error)
     if mirror.lost:
         raise dg.Failure(description=lost_said(dataset.spec, mirror.lost), allow_retries=False)
     return Recorded(num_partitions=num_partitions, failed=tuple(failed), manifest=manifest)

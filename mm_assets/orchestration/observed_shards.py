@@ -12,11 +12,12 @@ import dagster as dg
 from dagster import DagsterEventType
 from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import MmAssetsError, masked_urls
 from mm_assets.orchestration.events import Batch, RunEvents
-from mm_assets.orchestration.lineage import shards_asset
+from mm_assets.orchestration.lineage import copy_schema, shards_asset
 from mm_assets.orchestration.partitions import add_partitions, shard_partitions, shards_key
 from mm_assets.orchestration.resources import open_dataset, resource_key
+from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.orchestration.viewer import viewer_link
 from mm_assets.pipeline.records import Partition, canonical_json
 from mm_assets.pipeline.register import Registration, register
@@ -49,7 +50,7 @@ def build_shards_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
         try:
             found = register(open_dataset(context, spec), allow_empty=True)
         except MmAssetsError as error:
-            raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+            raise failure_of(error) from shown_cause(error)
         add_partitions(context.instance, spec, found.partitions)
         observe_shards(context.instance, spec, found)
         yield from ()  # they are stored
@@ -63,7 +64,8 @@ def _version(fingerprints: Mapping[str, str]) -> str:
 
 
 def observe_shards(instance: dg.DagsterInstance, spec: DatasetSpec, found: Registration) -> None:
-    """Stores an observation of each partition that a registration added or found changed."""
+    """Stores an observation of each partition that a registration added or found changed, and a copy of its schema."""
+    copy_schema(spec, has_changed=bool(found.decision or found.added or found.changed))
     partitions = {partition.key: partition for partition in found.partitions}
     keys = [key for key in (*found.added, *found.changed) if key in partitions]
     if not keys:
@@ -87,7 +89,7 @@ def _observation(spec: DatasetSpec, partition: Partition) -> dg.AssetObservation
         partition=partition.key,
         metadata={
             "size": bytes_said(size),
-            "first_shard": dg.MetadataValue.path(partition.shards[0].url),
+            "first_shard": dg.MetadataValue.path(masked_urls(partition.shards[0].url)),
             "count/shards": len(partition.shards),
             "bytes/shards": size,
             **({} if link is None else {"viewer": dg.MetadataValue.url(link)}),

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
+from mm_assets.errors import masked_urls
 from mm_assets.orchestration.checks import UNIQUE_IDS, rules_of
 from mm_assets.orchestration.events import Target
 from mm_assets.orchestration.lineage import modality_columns
@@ -147,7 +148,7 @@ def _files(result: StageResult) -> dict[str, Any]:
     (name, main), *others = result.record.files.items()
     metadata = {
         "size": bytes_said(main.size),
-        f"uri/{name}": dg.MetadataValue.path(result.urls[name]),
+        f"uri/{name}": dg.MetadataValue.path(masked_urls(result.urls[name])),
         f"bytes/{name}": main.size,
     }
     if others:
@@ -235,7 +236,9 @@ def _manifest_metadata(spec: DatasetSpec, report: ManifestReport) -> dict[str, A
     left_out = "\n".join(f"- `{key}`: {reason}" for key, reason in report.left_out.items())
     missing = "\n".join(f"- `{name}`: {', '.join(keys)}" for name, keys in report.missing_streams.items())
     return {
-        "open": dg.MetadataValue.md(f'```python\nimport mm_assets\ndataset = mm_assets.open("{report.url}")\n```'),
+        "open": dg.MetadataValue.md(
+            f'```python\nimport mm_assets\ndataset = mm_assets.open("{masked_urls(report.url)}")\n```'
+        ),
         "totals": f"{samples} in {counted(len(shards), 'partition')}; {packed or 'nothing packed'}",
         **({"dagster/column_schema": columns} if columns is not None else {}),
         "dagster/row_count": report.manifest["num_samples"],
@@ -244,7 +247,7 @@ def _manifest_metadata(spec: DatasetSpec, report: ManifestReport) -> dict[str, A
         "losses": counts_table(_lost(report), "stage and reason", "number", has_bars=True)
         if report.manifest["losses"]
         else dg.MetadataValue.md("nothing"),
-        "uri/manifest": dg.MetadataValue.path(report.url),
+        "uri/manifest": dg.MetadataValue.path(masked_urls(report.url)),
         "count/shards": len(shards),
         "count/samples": report.manifest["num_samples"],
         "count/left_out": len(report.left_out),
@@ -268,7 +271,8 @@ def _lost(report: ManifestReport) -> dict[str, int]:
 
 def failed_said(spec: DatasetSpec, failure: StageFailure) -> str:
     """That a partition failed, where and why, and what to do: the message of its run, in two lines."""
-    said = shortened(f"{failure.partition} failed at {failure.stage}: {failure.said}", _MAX_SAID)
+    said = masked_urls(f"{failure.partition} failed at {failure.stage}: {failure.said}")
+    said = shortened(said, _MAX_SAID)
     return f"{said}\nWhat to do: {_advice(failure)}: {_run_command(spec, failure)}"
 
 
@@ -299,7 +303,7 @@ def _failed_value(spec: DatasetSpec, failure: StageFailure) -> dg.MarkdownMetada
     command = f"```\n{_run_command(spec, failure)}\n```"
     width = _MAX_SAID
     while True:
-        said = shortened(f"failed at {failure.stage}: {failure.said}", width)
+        said = shortened(masked_urls(f"failed at {failure.stage}: {failure.said}"), width)
         text = "\n\n".join([*map(_broken, (said, f"What to do: {_advice(failure)}:")), command])
         if is_inline(text) or width <= _LINE:
             return dg.MetadataValue.md(text)

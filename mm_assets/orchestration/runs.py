@@ -20,6 +20,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name
+from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
 from mm_assets.pipeline.leases import LEASE_SECONDS, LeasedError, Leases
 from mm_assets.pipeline.liveness import process_is_gone, process_tag
@@ -43,6 +44,7 @@ __all__ = [
     "exclusive_step",
     "failed_attempts",
     "fruitless_load",
+    "full_pool_said",
     "is_running",
     "leased_run",
     "load_config",
@@ -107,7 +109,7 @@ def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, da
             context.instance.report_run_canceling(context.run, message=f"canceled: {error}")
             raise DagsterExecutionInterruptedError(str(error)) from error
         except MmAssetsError as error:
-            raise dg.Failure(description=f"{type(error).__name__}: {error}") from error
+            raise failure_of(error, allow_retries=True) from shown_cause(error)
         yield
 
 
@@ -203,6 +205,23 @@ def end_dead_loads(instance: dg.DagsterInstance, dataset: DatasetStore) -> None:
     is_running(instance, dataset, load_job_name(dataset.spec))
 
 
+def full_pool_said(instance: dg.DagsterInstance, dataset: DatasetStore) -> str | None:
+    """Which runs have all slots of the dataset's pool, so that a run will wait; None where one is free.
+
+    The slots of the dataset's runs whose process is gone are freed.
+    """
+    pool, storage = dataset.spec.pool, instance.event_log_storage
+    if pool is None or not storage.supports_global_concurrency_limits:
+        return None
+    end_dead_loads(instance, dataset)
+    working_runs(instance, dataset)
+    found = storage.get_concurrency_info(pool)
+    if found.limit is None or found.active_slot_count < found.limit:
+        return None
+    runs = ", ".join(sorted(run_id[:8] for run_id in found.active_run_ids))
+    return f"waiting for a slot of the pool {pool!r}: its limit is {found.limit}, in use by {runs or 'nothing'}"
+
+
 def _by_partition(
     instance: dg.DagsterInstance, dataset: DatasetStore, statuses: list[dg.DagsterRunStatus]
 ) -> dict[str, str]:
@@ -255,6 +274,9 @@ def _end_if_dead(instance: dg.DagsterInstance, dataset: DatasetStore, record: dg
     latest = instance.get_run_by_id(run.run_id)
     if latest is not None and not latest.is_finished:
         instance.report_run_failed(latest, f"{message}\n{_again(dataset.spec, run)}")
+        if dataset.spec.pool is not None and instance.event_log_storage.supports_global_concurrency_limits:
+            # Dagster would free its slot if run monitoring is set up for that, and by its daemon.
+            instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     return True
 
 

@@ -28,6 +28,7 @@ from mm_assets.orchestration.runs import (
     pack_request,
     partition_fingerprints,
 )
+from mm_assets.orchestration.shown import secrets_hidden
 from mm_assets.pipeline.pending import Present, pending_partitions, planned_runs
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
@@ -116,7 +117,8 @@ def _is_on(instance: dg.DagsterInstance, name: str, *, default: bool) -> bool:
 def _due(context: dg.ScheduleEvaluationContext, dataset: DatasetStore) -> dict[str, dict[str, str]] | dg.SkipReason:
     """The partitions to run, the most urgent first, with the tags of the attempt; the shards are registered."""
     spec = dataset.spec
-    found = register(dataset, allow_empty=True)
+    with secrets_hidden():
+        found = register(dataset, allow_empty=True)
     add_partitions(context.instance, spec, found.partitions)
     observe_shards(context.instance, spec, found)
     busy = busy_partitions(context.instance, dataset, (partition.key for partition in found.partitions))

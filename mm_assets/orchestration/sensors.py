@@ -24,6 +24,7 @@ from mm_assets.orchestration.runs import (
     partition_fingerprints,
     registered_state,
 )
+from mm_assets.orchestration.shown import secrets_hidden
 from mm_assets.pipeline.chain import PUBLISHED
 from mm_assets.pipeline.partition_run import rare_collections
 from mm_assets.pipeline.pending import Present, planned_runs, registered_runs
@@ -57,7 +58,8 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
         dataset = open_dataset(context, spec)
         before = _Cursor.read(context.cursor)
         state = registered_state(dataset)
-        found = register(dataset, seen=before.seen, allow_empty=True)
+        with secrets_hidden():
+            found = register(dataset, seen=before.seen, allow_empty=True)
         observe_shards(context.instance, spec, found)
         partitions = {partition.key: partition for partition in found.partitions}
         of_known = (partitions[key] for key in before.requested.keys() & partitions.keys())

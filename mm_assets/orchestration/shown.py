@@ -6,11 +6,13 @@ metadata value is always shown in place, and a picture if it is a data URL in su
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
 
+from mm_assets.errors import MmAssetsError, masked_urls
 from mm_assets.rows.charts import Chart
 from mm_assets.rows.preview import SampleView, shortened
 from mm_assets.summaries import bytes_said
@@ -20,10 +22,13 @@ __all__ = [
     "chart_value",
     "counts_table",
     "escaped",
+    "failure_of",
     "is_inline",
     "markdown_table",
     "rows_table",
     "sample_value",
+    "secrets_hidden",
+    "shown_cause",
     "text_table",
 ]
 
@@ -33,6 +38,27 @@ _MAX_ROWS = 50  # of a table
 _ADDRESS = re.compile(r"://|www\.|@")
 _PIPE = re.compile(r"(?<!\\)\|")
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#+-.!|~&:@"})
+
+
+def failure_of(error: MmAssetsError, *, allow_retries: bool = False) -> dg.Failure:
+    """A failure with the message of an error, without the secrets of URLs; raised `from shown_cause(error)`."""
+    return dg.Failure(description=masked_urls(f"{type(error).__name__}: {error}"), allow_retries=allow_retries)
+
+
+def shown_cause(error: Exception) -> Exception | None:
+    """The error as the cause of a failure: Dagster stores its message; None where a URL in that has a secret."""
+    return error if masked_urls(str(error)) == str(error) else None
+
+
+@contextmanager
+def secrets_hidden() -> Iterator[None]:
+    """Raises an error in whose message a URL has a secret without it: what a tick raises is stored."""
+    try:
+        yield
+    except MmAssetsError as error:
+        if shown_cause(error) is None:
+            raise failure_of(error) from None
+        raise
 
 
 def sample_value(view: SampleView) -> dg.MarkdownMetadataValue:
@@ -58,7 +84,7 @@ def _pictured(picture: bytes | None, lines: Sequence[str]) -> dg.MarkdownMetadat
 
 def escaped(text: str) -> str:
     """Text in which Markdown means nothing; a space without width keeps addresses from becoming links."""
-    return _ADDRESS.sub("\\g<0>\u200b", text).translate(_ESCAPED)
+    return _ADDRESS.sub("\\g<0>\u200b", masked_urls(text)).translate(_ESCAPED)
 
 
 def is_inline(text: str) -> bool:
@@ -93,7 +119,7 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, number
 
 
 def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_PIPE.sub(r"\|", cell).replace("\n", " ") for cell in cells) + " |"
+    return "| " + " | ".join(_PIPE.sub(r"\|", masked_urls(cell)).replace("\n", " ") for cell in cells) + " |"
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dg.TableMetadataValue:
@@ -103,4 +129,4 @@ def rows_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dg.Ta
 
 
 def _scalar(value: object) -> str | int | float | bool | None:
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    return value if value is None or isinstance(value, int | float | bool) else masked_urls(str(value))

@@ -460,7 +460,8 @@ class DatasetSpec(Settings):
     pool: Annotated[Text, AfterValidator(check_pool), Field(json_schema_extra={"pattern": f"^{POOL}$"})] | None = Field(
         default=None,
         description="Dagster's concurrency pool of all steps of the dataset, whose limit is set in the UI under "
-        "Deployment, Concurrency.",
+        "Deployment, Concurrency. A load is one step, of `mm-assets run` too: `--jobs`, or `engine`, limits its "
+        "partitions.",
         examples=["disks"],
     )
     keep_manifests: int = Field(

@@ -7,14 +7,16 @@ makes of them; it parses all others.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from functools import cache, partial
+from functools import lru_cache, partial
 from html import unescape
 from itertools import pairwise
 from typing import Any
+from weakref import WeakSet
 
 __all__ = ["list_objects", "listing_session", "use_fast_listings"]
 
@@ -36,10 +38,26 @@ _PARSED: Mapping[str, Callable[[str], object]] = {
 }
 
 
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
+_CREDENTIAL_FILES = {
+    "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
+    "AWS_CONFIG_FILE": "~/.aws/config",
+}
+_sessions: WeakSet[Any] = WeakSet()  # of `listing_session`
+
+
 def use_fast_listings(fs: Any) -> None:
-    """Lets a file system of s3fs that has no session yet use one whose clients parse listings fast."""
-    if fs.session is None and fs.kwargs.keys() <= {"profile"}:  # of other arguments s3fs says that they are wrong
-        fs.session = listing_session(fs.kwargs.get("profile"))
+    """Lets a file system of s3fs use a session whose clients parse listings fast, with the credentials as they are now.
+
+    A session that the caller gave stays.
+    """
+    if not fs.kwargs.keys() <= {"profile"}:  # of other arguments s3fs says that they are wrong
+        return
+    session = listing_session(fs.kwargs.get("profile"))
+    if fs.session is None:
+        fs.session = session
+    elif fs.session is not session and fs.session in _sessions:
+        fs.session, fs._s3 = session, None  # it connects again; requests at work keep their client
 
 
 def list_objects(
@@ -97,13 +115,34 @@ def _objects_between(
         more = {"ContinuationToken": page["NextContinuationToken"]}
 
 
-@cache
 def listing_session(profile: str | None = None) -> Any:
     """A session of aiobotocore, for all clients of a profile, whose clients parse listings fast.
+
+    A session refreshes credentials that say when they expire, as those of a role do. Others, from the environment and
+    the files of AWS, it reads once: where they have changed since, the session is a new one.
 
     Args:
         profile: of the credentials; None takes the environment's.
     """
+    return _session(profile, _credentials_now())
+
+
+def _credentials_now() -> tuple[object, ...]:
+    """What is another once credentials have changed that do not say when they expire."""
+    stamps: list[object] = [os.environ.get(name) for name in _CREDENTIALS]
+    for name, default in _CREDENTIAL_FILES.items():
+        path = os.path.expanduser(os.environ.get(name, default))
+        try:
+            found = os.stat(path)
+        except OSError:
+            stamps.append(path)
+        else:
+            stamps.append((path, found.st_mtime_ns, found.st_size, found.st_ino))
+    return tuple(stamps)
+
+
+@lru_cache(8)
+def _session(profile: str | None, _credentials: tuple[object, ...]) -> Any:
     from aiobotocore.parsers import AioResponseParserFactory, AioRestXMLParser
     from aiobotocore.session import AioSession
     from botocore import handlers
@@ -128,6 +167,7 @@ def listing_session(profile: str | None = None) -> Any:
         if getattr(of_client, "__name__", "") == _LOOKS_FOR_ERROR:
             session.unregister(event, of_client)
             session.get_component("event_emitter").register_first(event, partial(_look_for_error, of_client))
+    _sessions.add(session)
     return session
 
 

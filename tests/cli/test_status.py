@@ -233,3 +233,34 @@ def test_the_same_warning_of_several_partitions_is_one_line(tmp_path: Path, dags
     assert result.exit_code == 0, result.output
     (line,) = [line for line in result.stderr.splitlines() if "`retain`" in line]
     assert line.startswith("warning: default: 2 partitions: ")
+
+
+def test_register_lists_the_first_partitions(
+    tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many partitions, and of many whose shards are gone, there are totals and the first; all with `-v` and JSON."""
+    monkeypatch.chdir(tmp_path)
+    make_shard(tmp_path / "in" / "000.tar", CAPTIONS)
+    for number in range(1, 62):
+        os.link(tmp_path / "in" / "000.tar", tmp_path / "in" / f"{number:03}.tar")
+    keys = [f"{number:03}" for number in range(62)]
+
+    def register(*arguments: str) -> Result:
+        return CliRunner().invoke(
+            main, ["register", "--shards", "in/*.tar", "--root", "root", "-d", "data", *arguments]
+        )
+
+    listed = [f"  {key}" for key in keys]
+    assert register().stdout.splitlines() == [
+        "data: 62 partitions, 62 new",
+        *listed[:10],
+        "  and 52 more: -v lists them",
+    ]
+    assert register("-v").stdout.splitlines() == ["data: 62 partitions", *listed]
+    assert json.loads(register("--json").stdout)["datasets"]["data"]["partitions"] == keys
+    for key in keys[1:]:
+        (tmp_path / "in" / f"{key}.tar").unlink()
+    done = register()
+    assert done.stdout.splitlines() == ["data: 1 partition, 61 gone", *listed[:1]]
+    assert done.stderr.count("its shards are gone") == 50
+    assert "data: 11 more partitions whose shards are gone" in done.stderr

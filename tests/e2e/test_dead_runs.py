@@ -1,5 +1,6 @@
 """Runs that died: they do not block their partitions, and those that may be alive are left alone."""
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -7,19 +8,52 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from mm_assets.orchestration import runs
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import register_dataset
+from mm_assets.orchestration.launch import pool_wait, register_dataset
 from mm_assets.orchestration.runs import PROCESS_TAG
 from mm_assets.pipeline.leases import Lease, Leases
 from mm_assets.pipeline.store import DatasetStore
 
 from ..pipeline.chain import marker_name
+from .loads import run_partitions
 from .ticks import Inbox, SpecOf, Ticker, keys_of, schedule_keys
 
 NEEDS_PROC = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(),
     reason="only /proc of Linux distinguishes a process from a later one of its number",
 )
+
+
+def test_a_load_takes_a_slot_of_its_pool(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load waits for a slot, which a live run has, and says so; that of a run whose process is gone is freed."""
+    spec = demo_spec("captions", pool="disks")
+    dataset, storage = DatasetStore(spec), instance.event_log_storage
+    register_dataset(instance, dataset)
+    storage.set_concurrency_slots("disks", 1)
+    assert pool_wait(dataset) is None
+    storage.claim_concurrency_slot("disks", "12345678-a", "step")
+    said = "waiting for a slot of the pool 'disks': its limit is 1, in use by 12345678"
+    assert pool_wait(dataset) == said
+    freed = threading.Timer(3, storage.free_concurrency_slots_for_run, ["12345678-a"])
+    freed.start()
+    (run,) = run_partitions([(spec, "captions-00000")])
+    freed.join()
+    assert run.ok
+    messages = [entry.message for entry in instance.all_logs(run.run_id)]
+    assert "Step blocked by limit for pool disks" in messages
+    assert storage.get_concurrency_info("disks").active_slot_count == 0
+    job = build_definitions(spec).resolve_job_def("captions_load")
+    dead = instance.create_run_for_job(
+        job_def=job, tags={PROCESS_TAG: "of a process"}, status=dg.DagsterRunStatus.STARTED
+    )
+    storage.claim_concurrency_slot("disks", dead.run_id, "step")
+    assert pool_wait(dataset) is not None, "it may be alive on another host"
+    monkeypatch.setattr(runs, "process_is_gone", lambda run_id, _: run_id == dead.run_id)
+    assert pool_wait(dataset) is None
+    assert storage.get_concurrency_info("disks").active_slot_count == 0
 
 
 @NEEDS_PROC

@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pytest
+from dagster._utils.error import serializable_error_info_from_exc_info
 
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.checks import check_specs
@@ -19,6 +20,7 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.parquet import ParquetSink
 
 from .loads import pack, run_partitions
+from .ticks import Ticker, schedule_requests
 
 SpecOf = Callable[..., DatasetSpec]
 KEY = "captions-00000"
@@ -198,3 +200,32 @@ def test_the_page_of_a_partition_whose_check_failed(
     (made,) = instance.fetch_materializations(dg.AssetKey(["captions", "raw_shards"]), limit=1).records
     (seen, *_) = instance.fetch_observations(dg.AssetKey(["captions", "raw_shards"]), limit=1).records
     assert seen.timestamp > made.timestamp, "else Dagster does not show it"
+
+
+@pytest.mark.parametrize("job", ["docs_load", "docs_shards"])
+def test_events_have_no_secret_of_a_url(instance: dg.DagsterInstance, demo_spec: SpecOf, job: str) -> None:
+    """The log of a run whose shards cannot be listed has their URL without its password and signature, and no more."""
+    spec = demo_spec("docs", shards="http://user:5ec2e7@127.0.0.1:9/x.tar?X-Amz-Signature=5ec2e7")
+    definitions = build_definitions(spec)
+    if job == "docs_shards":
+        shards = dg.AssetKey(["docs", "shards"])
+        run = definitions.resolve_implicit_global_asset_job_def().get_subset(asset_selection={shards})
+        assert "5ec2e7" not in str(definitions.resolve_asset_graph().get(shards).metadata)
+    else:
+        run = definitions.resolve_job_def(job)
+    result = run.execute_in_process(instance=instance, raise_on_error=False)
+    assert not result.success
+    log = "".join(dg.serialize_value(entry) for entry in instance.all_logs(result.run_id))
+    assert "http://user:***@127.0.0.1:9/x.tar?X-Amz-Signature=***: cannot be " in log
+    assert "5ec2e7" not in log
+
+
+def test_ticks_have_no_secret_of_a_url(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
+    """What a tick raises, which Dagster stores, has the URL of the shards without its password."""
+    spec = demo_spec("docs", shards="http://user:5ec2e7@127.0.0.1:9/x.tar")
+    for tick in (Ticker(instance, spec, "docs_shards").tick, lambda: schedule_requests(instance, spec)):
+        with pytest.raises(Exception, match=r"127\.0\.0\.1|docs") as raised:
+            tick()
+        said = dg.serialize_value(serializable_error_info_from_exc_info((raised.type, raised.value, raised.tb)))
+        assert "http://user:***@127.0.0.1:9/x.tar" in said
+        assert "5ec2e7" not in said

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from mm_assets.orchestration.build import build_definitions
+from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -72,6 +75,23 @@ def test_what_registration_decided_is_known(tmp_path: Path, demo_shards: Path) -
     assert ("packed_mstr", "image") in origin(spec, "manifest", "image")
     (tmp_path / "web" / "schema.json").write_text("[]")
     assert "width" not in columns(spec, "rows")
+
+
+def test_what_was_decided_is_known_of_a_remote_root(
+    tmp_path: Path, dagster_home: Path, demo_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns that nothing declares are known once a remote dataset is registered; loading makes no request."""
+    spec = declared(f"memory://{tmp_path.name}", str(demo_shards / "captions-*.tar"))
+    assert "caption" not in columns(spec, "rows")
+    with dg.DagsterInstance.get() as instance:
+        register_dataset(instance, DatasetStore(spec))
+        made = []
+        monkeypatch.setattr(MemoryFileSystem, "_open", lambda _, path, *rest, **more: made.append(path))
+        monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda _, path, *rest, **more: made.append(path))
+        assert origin(spec, "rows", "caption") == [("shards", "caption")]
+        assert columns(spec, "shards")["caption"] == "string"
+        assert "caption" not in columns(declared("memory://elsewhere", spec.shards), "rows")
+        assert made == []
 
 
 def test_the_place_of_the_data_is_shown() -> None:

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mm_assets.storage.s3_listing import listing_session
-
 from ..s3_server import serve
 from .blocks import Reader
 
@@ -68,9 +66,8 @@ def follow(tmp_path: Path, demo_shards: Path, home: Path, monkeypatch: pytest.Mo
 
 
 def forget_clients() -> None:
-    """Removes the clients of S3, and the session that they share: they keep the server and credentials of a page."""
+    """Removes the clients of S3: they keep the server and credentials of a page."""
     fsspec.get_filesystem_class("s3").clear_instance_cache()
-    listing_session.cache_clear()
 
 
 def compare(made: str, kept: str) -> None:
