@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,12 +11,15 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from mm_assets.orchestration.launch import declared_datasets
 from mm_assets.pipeline.spec import DatasetSpec
 
 from ..s3_server import ServerApart
 from .ray_cluster import RayCluster, can_isolate
+from .warm import WarmCommands
 
 # `demo_project` and `noting_filters`, for this process and those that it starts.
 HERE = str(Path(__file__).resolve().parent)
@@ -29,9 +33,28 @@ def declared() -> dict[str, DatasetSpec]:
     return declared_datasets("demo_project")
 
 
+@event.listens_for(Engine, "connect")
+def _no_fsync(connection: Any, record: object) -> None:
+    """Has SQLite in this process not wait for the disk: a test outlives processes, and no loss of power."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("pragma synchronous = off")
+
+
+@pytest.fixture(scope="session")
+def new_databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The databases of an instance in which nothing has happened: making them takes a quarter of a second each time."""
+    home = tmp_path_factory.mktemp("instance")
+    (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    with dg.DagsterInstance.from_config(str(home)):
+        pass
+    (home / "dagster.yaml").unlink()
+    return home
+
+
 @pytest.fixture
-def instance(dagster_home: Path) -> Iterator[dg.DagsterInstance]:
+def instance(dagster_home: Path, new_databases: Path) -> Iterator[dg.DagsterInstance]:
     """The instance that `dagster_home` holds."""
+    shutil.copytree(new_databases, dagster_home, dirs_exist_ok=True)
     with dg.DagsterInstance.get() as opened:
         yield opened
 
@@ -64,6 +87,14 @@ def inbox(tmp_path: Path, demo_shards: Path) -> Callable[..., Path]:
         return folder
 
     return put
+
+
+@pytest.fixture(scope="session")
+def warm_commands() -> Iterator[WarmCommands]:
+    """Runs `mm-assets` without the seconds of its imports."""
+    commands = WarmCommands()
+    yield commands
+    commands.close()
 
 
 @pytest.fixture(scope="session")

@@ -15,14 +15,18 @@ import pytest
 
 from mm_assets.formats import open_reader
 
+from .warm import WarmCommands
+
 DEMO = ("--module", "demo_project")
 WAIT = 280.0  # for what takes seconds on an idle machine
 
 
 class Cli:
-    """Runs the command in an empty folder with an instance of its own."""
+    """Runs the command in an empty folder with an instance of its own; `fresh` starts it from nothing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commands: WarmCommands) -> None:
+        self.commands = commands
+        self.fresh = False
         self.work = folder / "work"
         self.work.mkdir()
         home = folder / "home"
@@ -31,23 +35,27 @@ class Cli:
         self.environment["DAGSTER_HOME"] = str(home)
 
     def __call__(self, *arguments: str, code: int = 0, folder: str = ".") -> subprocess.CompletedProcess[str]:
-        # -P: as an installed command, it does not have the current folder on its path.
-        command = [sys.executable, "-P", "-c", "from mm_assets.cli.main import main; main()", *arguments]
         where = self.work / folder
-        done = subprocess.run(
-            command, cwd=where, env=self.environment, capture_output=True, text=True, check=False, timeout=WAIT
-        )
+        if self.fresh:
+            # -P: as an installed command, it does not have the current folder on its path.
+            command = [sys.executable, "-P", "-c", "from mm_assets.cli.main import main; main()", *arguments]
+            done = subprocess.run(
+                command, cwd=where, env=self.environment, capture_output=True, text=True, check=False, timeout=WAIT
+            )
+        else:
+            done = self.commands(arguments, cwd=where, env=self.environment)
         assert done.returncode == code, (arguments, done.stdout, done.stderr)
         return done
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    return Cli(tmp_path)
+def cli(tmp_path: Path, warm_commands: WarmCommands) -> Cli:
+    return Cli(tmp_path, warm_commands)
 
 
 def test_shards_without_yaml_become_packed_files(cli: Cli, demo_shards: Path) -> None:
     """`run --shards` needs no declaration; its packed file can be inspected, verified, converted and queried."""
+    cli.fresh = True
     done = cli("run", "--dataset", "talks", "--shards", str(demo_shards / "speech-*.tar"), "--root", "out")
     assert "done" in done.stdout
     assert "talks/manifest.json" in done.stdout
@@ -216,6 +224,7 @@ def test_partitions_that_a_run_leaves_out_are_named(cli: Cli, demo_shards: Path)
 
 def test_two_commands_create_one_instance(cli: Cli, demo_shards: Path) -> None:
     """Two commands that start at once with a $DAGSTER_HOME that does not exist both register, in one instance."""
+    cli.fresh = True
     cli.environment["DAGSTER_HOME"] = str(cli.work / "new" / "home")
     shards = ("--shards", str(demo_shards / "captions-00000.tar"), "--root", "out")
     with ThreadPoolExecutor(2) as together:
