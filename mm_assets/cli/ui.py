@@ -93,7 +93,10 @@ def _opened(spec: DatasetSpec) -> Backend:
 
 def _run(words: Sequence[str], environment: dict[str, str]) -> int:
     """Runs Dagster until it ends or this process is stopped; 0 where Dagster ended well or was stopped, else 1."""
+    from mm_assets.view.server import limit_memory
+
     dagster = subprocess.Popen(words, env=environment)
+    limit_memory()  # of the viewer, which shows content that nobody has checked; Dagster has started before
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -323,7 +323,7 @@ async def _sample(request: Request) -> Response:
 def item_json(item: Item, base: str, suffix: str) -> dict[str, Any]:
     """An item for the page; its media are at `base`, with the query `suffix`."""
     return {
-        "name": item.name[:MAX_ID],
+        "name": item.name,
         "kind": item.kind,
         "facts": dict(item.facts),
         "data": dict(item.data),
@@ -430,5 +430,7 @@ async def _http_error(_request: Request, error: Exception) -> Response:
 
 
 async def _bug(_request: Request, error: Exception) -> Response:
-    traceback.print_exception(error, file=sys.stderr)
+    said = "".join(traceback.format_exception(error))
+    # It may quote the data, whose control characters a terminal obeys.
+    print("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in said), file=sys.stderr)
     return plain_page(500, "The viewer has a bug", f"{type(error).__name__}; the terminal shows where.")

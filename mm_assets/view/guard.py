@@ -11,7 +11,6 @@ import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from html import escape
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -30,6 +29,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_IN_FLIGHT = 64  # requests; a browser sends six at a time
 MAX_BODY = 1 << 20  # bytes of a POST
+MAX_PATH = 2000  # characters
 _LOCAL_NAMES = frozenset({"localhost"})
 
 _POLICY = (
@@ -101,6 +101,8 @@ class Guard:
         if not self._is_token(self._cookie_of(headers)):
             detail = "Open the URL that the command `mm-assets view` printed: it has the token of this viewer."
             return plain_page(403, "The token is missing", detail)
+        if len(scope["path"]) > MAX_PATH:
+            return plain_page(414, "Too long", f"A path may have {MAX_PATH:,} characters.")
         if self._in_flight >= MAX_IN_FLIGHT:
             detail = f"{MAX_IN_FLIGHT} requests are being answered. Try again in a second."
             return plain_page(503, "Busy", detail, {"retry-after": "1"})
@@ -129,11 +131,9 @@ class Guard:
         return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
 
     def _cookie_of(self, headers: Headers) -> str | None:
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
-        except CookieError:
-            return None
-        return None if found is None else found.value
+        # Not by http.cookies, which gives up at a cookie against the RFC, such as JSON of another server on this host.
+        pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
+        return next((value for name, _, value in pairs if name == self.cookie), None)
 
     def _is_allowed_host(self, host: str) -> bool:
         try:
@@ -153,7 +153,7 @@ class Guard:
 
 
 def _is_same_origin(origin: str | None, host: str) -> bool:
-    return origin is not None and origin.partition("://")[2] == host
+    return origin in (f"http://{host}", f"https://{host}")  # the second behind a proxy
 
 
 def _with_headers(send: Send) -> Send:

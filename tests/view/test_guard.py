@@ -101,3 +101,27 @@ def test_a_body_that_is_too_large_is_refused(packed: Path, view: Open) -> None:
     """A request announces at most a mebibyte."""
     headers = {"origin": "http://127.0.0.1:8000"}
     assert view(packed).post("/api/samples", content=b"x" * (2 << 20), headers=headers).status_code == 413
+
+
+def test_cookies_of_other_servers_do_not_lock_anyone_out(stranger: TestClient) -> None:
+    """Cookies know no ports: one of another server on this host, whatever it holds, does not hide the token."""
+    cookie = stranger.get("/", params={"t": TOKEN}).headers["set-cookie"].partition(";")[0]
+    stranger.cookies.clear()
+    for other in ('{"theme": "dark"}', 'settings={"a": [1, 2]}', "a b=c d", ";;=;", "é=ü", '"'):
+        sent = f"{other}; {cookie}; {other}".encode()
+        assert stranger.get("/api/about", headers={b"cookie": sent}).status_code == 200, other
+    assert stranger.get("/api/about", headers={"cookie": f"{cookie}x"}).status_code == 403
+
+
+def test_origins_of_other_schemes_cannot_post(packed: Path, view: Open) -> None:
+    """The origin of a POST is this host by http, or by https behind a proxy."""
+    client = view(packed)
+    for origin, status in {"https://127.0.0.1:8000": 405, "file://127.0.0.1:8000": 403, "null": 403}.items():
+        assert client.post("/api/samples", headers={"origin": origin}).status_code == status
+
+
+def test_a_path_without_end_is_refused(packed: Path, view: Open) -> None:
+    """A number of thousands of digits is an answer to the client, and no bug of the viewer."""
+    client = view(packed)
+    assert client.get(f"/api/sample/{'9' * 5000}").status_code == 414
+    assert client.get(f"/api/sample/{'9' * 1000}").status_code == 404

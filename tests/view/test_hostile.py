@@ -1,6 +1,7 @@
 """Hostile sources: what would take memory or time without end is bounded, and what is shown says so."""
 
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -92,8 +93,6 @@ def test_links_in_a_compressed_shard_are_shown(tmp_path: Path, view: Open) -> No
     """A hard link, whose content comes when the shard has been read to its end, costs no pass for each item."""
     path = tmp_path / "x.tar.gz"
     with gzip.open(path, "wb") as packed, tarfile.open(fileobj=packed, mode="w|") as archive:
-        import io
-
         member = tarfile.TarInfo("t.txt")
         member.size = 5
         archive.addfile(member, io.BytesIO(b"words"))
@@ -198,3 +197,30 @@ def test_memory_that_is_refused_is_said(packed: Path, view: Open, monkeypatch: p
         "It needs more memory than the viewer may take.",
     )
     assert client.get("/api/sample/0").status_code == 200
+
+
+def test_a_bug_does_not_write_control_characters_of_the_data(
+    packed: Path, view: Open, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The traceback of a bug has the control characters of what it quotes escaped: a terminal would obey them."""
+    client = view(packed)
+    backend = client.app._app.state.viewer.backend  # type: ignore[attr-defined]
+    monkeypatch.setattr(backend, "items", lambda _index: {}["\x1b]0;title\x07\x9b\u202e"])
+    assert client.get("/api/sample/0").status_code == 500
+    said = capsys.readouterr().err
+    assert "title" in said
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(said)
+
+
+def test_members_of_one_name_are_items_of_their_own(tmp_path: Path, view: Open) -> None:
+    """Two members of one name, and names that are longer than the page shows, have items of different names."""
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for name, text in (("a.txt", b"first"), ("a.txt", b"second")):
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    items = view(tmp_path / "x.tar").get("/api/sample/0").json()["items"]
+    assert {item["name"]: item["data"]["text"] for item in items} == {"txt": "first", "txt (2)": "second"}
+    long = [Item(name="n" * 5000 + str(n), kind="text") for n in range(3)]
+    assert len({item.name for item in base.distinct(long)}) == 3
+    assert max(len(item.name) for item in base.distinct(long)) < 1100

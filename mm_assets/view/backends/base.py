@@ -9,7 +9,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mm_assets.display import Item
@@ -25,11 +25,13 @@ __all__ = [
     "NoSampleError",
     "Page",
     "Picture",
+    "distinct",
     "fingerprint",
     "made_in_time",
     "shortened",
 ]
 
+MAX_NAME = 1000  # characters of the name of an item
 MAX_SHOWN_TEXT = 280  # characters of a card's text
 PAGE_SECONDS = 5.0  # that a page waits for samples which have not been read yet
 SAMPLE_SECONDS = 4.0  # after which no further item of a sample is made
@@ -259,6 +261,20 @@ def made_in_time(names: Sequence[str], makers: Iterable[Callable[[], Item]]) -> 
         else:
             note = f"It is not shown: the items before it took {SAMPLE_SECONDS:g} s."
             found.append(Item(name=name, kind="unreadable", note=note))
+    return found
+
+
+def distinct(items: Iterable[Item]) -> list[Item]:
+    """Items of different names, by which the page knows them: two members or rows may have the same one."""
+    seen: set[str] = set()
+    found = []
+    for item in items:
+        name, count = item.name[:MAX_NAME], 1
+        while name in seen:
+            count += 1
+            name = f"{item.name[:MAX_NAME]} ({count})"
+        seen.add(name)
+        found.append(item if name == item.name else replace(item, name=name))
     return found
 
 

@@ -30,6 +30,7 @@ from mm_assets.view.backends.base import (
     Entry,
     NoSampleError,
     Picture,
+    distinct,
     fingerprint,
     made_in_time,
     shortened,
@@ -285,7 +286,7 @@ class ContainerBackend(Backend):
         key, members = self._key_of(index), self._members.members(index, MAX_SHOWN)
         names = [_label(member, key) for member in members]
         makers = [partial(self._item, member, name) for member, name in zip(members, names, strict=True)]
-        items = linked(made_in_time(names, makers))
+        items = linked(distinct(made_in_time(names, makers)))
         left = self._members.count(index) - len(members)
         return items if not left else (*items, Item(name="…", kind="unreadable", note=f"{left:,} more members."))
 

@@ -21,6 +21,7 @@ from mm_assets.view.backends.base import (
     Backend,
     Entry,
     Picture,
+    distinct,
     fingerprint,
     shortened,
 )
@@ -174,7 +175,7 @@ class RowsBackend(Backend):
             items += self._row_items(row, prefix)
         left = len(items) - MAX_SHOWN
         note = f"{left:,} more values. {note}".strip() if left > 0 else note
-        shown = linked(_distinct(items[:MAX_SHOWN]))
+        shown = linked(distinct(items[:MAX_SHOWN]))
         return (*shown, Item(name="…", kind="unreadable", note=note)) if note else shown
 
     def _row_items(self, row: Mapping[str, Any], prefix: str) -> list[Item]:
@@ -270,15 +271,3 @@ def _listed(value: object) -> object:
     """A value whose JSON is shown as a tree, where a column holds JSON as text."""
     is_json = isinstance(value, str) and value[:1] in ("{", "[") and len(value) < 1 << 20
     return _parsed(value) if is_json else value
-
-
-def _distinct(items: Sequence[Item]) -> list[Item]:
-    """Items of different names: two rows may have the same position."""
-    from dataclasses import replace
-
-    seen: dict[str, int] = {}
-    found = []
-    for item in items:
-        count = seen[item.name] = seen.get(item.name, 0) + 1
-        found.append(item if count == 1 else replace(item, name=f"{item.name} ({count})"))
-    return found
