@@ -96,7 +96,7 @@ def _run(words: Sequence[str], environment: dict[str, str]) -> int:
     from mm_assets.view.server import limit_memory
 
     dagster = subprocess.Popen(words, env=environment)
-    limit_memory()  # of the viewer, which shows content that nobody has checked; Dagster has started before
+    limit_memory()  # of the viewer, which shows content that was never checked; Dagster has started before
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
