@@ -1,4 +1,4 @@
-"""The viewer: a page of 50 samples of ten million, and the first picture of a tar that was never packed.
+"""The viewer: a page of 50 samples of ten million, exploring as many, and the first picture of a tar never packed.
 
 Run it by ``python benchmarks/view.py --data FOLDER``; it makes its data there, some gigabytes, once. A client with
 six connections, as a browser has, asks for the JSON of a page and then for its thumbnails; both share the cores.
@@ -38,6 +38,8 @@ PAGE = 50
 SAMPLES_PER_FILE = 10_000
 HEIGHT, WIDTH = 375, 500
 PICTURES = 400  # different ones
+EXPLORED_SAMPLES = 1000  # of a partition of the explored dataset
+EXPLORED_ROUNDS = 3
 COMMAND = [sys.executable, "-c", "from mm_assets.cli.main import main; main()", "view"]
 
 
@@ -250,17 +252,96 @@ def measure_tar(folder: Path, gigabytes: float) -> None:
     )
 
 
+def make_explored(folder: Path, partitions: int) -> str:
+    """A dataset's folder with drops, scores and three manifests: links to the files of one partition."""
+    from scale import datasets
+
+    from mm_assets.pipeline.publish import build_manifest
+
+    place = datasets.Local(folder)
+    place.settings |= {
+        "annotators": [{"type": "text_length"}],
+        "filters": [{"type": "text_length", "min_chars": 30, "scope": "sample"}],
+    }
+    done = folder / "made"
+    if not done.exists():
+        (folder / "in").mkdir(parents=True, exist_ok=True)
+        random.seed(1)
+        with tarfile.open(folder / "in" / f"{datasets.FIRST}.tar", "w") as archive:
+            for n in range(EXPLORED_SAMPLES):
+                text, grade = "word " * random.randint(1, 60), json.dumps({"grade": random.random()})
+                for name, data in ((f"{n:06}.txt", text.encode()), (f"{n:06}.json", grade.encode())):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+            archive.addfile(tarfile.TarInfo(".hidden"))
+        dataset, _ = datasets.make_dataset(place, partitions)
+        build_manifest(dataset)
+        datasets.withdraw_one(dataset)
+        build_manifest(dataset)
+        datasets.publish_one(dataset)
+        build_manifest(dataset)
+        done.touch()
+    return datasets.declared(place).store.url
+
+
+def measure_explore(folder: Path, partitions: int, rounds: int) -> None:
+    """Each route of the exploring pages over a dataset's folder: the first answer, and the median of further ones."""
+    url = make_explored(folder / f"explored-{partitions}", partitions)
+    one, other = "p0000005", f"p{partitions - 1:07}"
+    with viewer(Path(url)) as (address, cookie, process):
+        browser = Browser(address, cookie)
+        print(f"\n{partitions:,} partitions, {partitions * EXPLORED_SAMPLES:,} samples\n")
+        print("| request | first, s | again, s | resident, MB | its highest value, MB |")
+        print("| --- | ---: | ---: | ---: | ---: |")
+        for name, path in {
+            "samples": "samples?limit=50",
+            "partitions": "partitions?limit=200",
+            "relations": "explore/relations",
+            "filter": "explore/select?where=text_chars+%3E+250",
+            "filter, ordered": "explore/select?where=text_chars+%3E+200&order=text_chars&direction=desc",
+            "drops by reason": "explore/totals",
+            "a page of drops": "explore/drops?reason=text_length.chars_below_min",
+            "a page without any": "explore/losses?stage=rows&reason=none",
+            "measures": "explore/scores",
+            "histogram of a column": "explore/histogram?score=text_chars",
+            "histogram of sizes": "explore/histogram?score=content_bytes",
+            "other limits": "explore/kept?score=text_chars&at_least=100",
+            "versions": "explore/versions",
+            "two versions": "explore/diff?old=previous&new=newest",
+            "samples that differ": f"explore/diff/samples?old=previous&new=newest&partition={other}",
+            "locate an id": f"explore/locate?partition={one}&sample_id=000999",
+            "locate, no such id": "explore/locate?sample_id=none",
+            "origin": f"explore/origin?part={one}&sample_id=000999",
+            "samples of a member": f"explore/at?shard={one}.tar&member=000005.txt",
+        }.items():
+            times = []
+            for _ in range(1 + rounds):
+                begun = time.perf_counter()
+                browser.get(f"/api/{path}")
+                times.append(time.perf_counter() - begun)
+            memory = resident(process)
+            again = statistics.median(times[1:])
+            print(f"| {name} | {times[0]:.2f} | {again:.2f} | {memory['VmRSS']} | {memory['VmHWM']} |", flush=True)
+
+
 def main() -> None:
-    """Measures both."""
+    """Measures all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder for the data, some gigabytes")
     parser.add_argument("--samples", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--tar-gigabytes", type=float, default=4)
+    parser.add_argument("--partitions", type=int, default=10_000, help="of the explored dataset")
+    parser.add_argument("--only", choices=("pages", "explore", "tar"), help="measure one of them")
     given = parser.parse_args()
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores")
-    measure_pages(given.data, given.samples, given.rounds)
-    measure_tar(given.data, given.tar_gigabytes)
+    if given.only in (None, "pages"):
+        measure_pages(given.data, given.samples, given.rounds)
+    if given.only in (None, "explore"):
+        measure_explore(given.data, given.partitions, EXPLORED_ROUNDS)
+    if given.only in (None, "tar"):
+        measure_tar(given.data, given.tar_gigabytes)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """The rows that filters and policies dropped, page by page, each with what was measured and where its content is.
 
 `losses` lists everything that is lost in words; this module gives the drops as values, so that each can be shown beside
-its filter's limit. A page reads the tables of as many partitions as it needs; no media are read.
+its filter's limit. A page reads the tables of as many partitions as it needs, for about a second; no media are read.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from mm_assets.pipeline.store import DatasetStore
 
 __all__ = ["Drop", "LossPage", "drops", "other_losses", "totals"]
 
-_MAX_PARTITIONS = 200  # that one page looks into where few have what it lists
+_PAGE_SECONDS = 1.0  # for which one page looks into further partitions, where few have what it lists
 _AFTER = re.compile(r"(\d{1,15}):(.+)", re.DOTALL)
 
 # The locator is that of the row with its bytes; `position` is that of before any renumbering in both tables.
@@ -98,11 +99,18 @@ class LossPage:
 def totals(dataset: DatasetStore) -> list[LossTotal]:
     """What was lost or has a fault, by stage and reason; of published partitions as their markers count it.
 
+    A marker counts also where it is not up to date, if its tables are still there and no later run failed: a dataset
+    that is opened without its declaration has no other, and reading the tables of 10,000 partitions takes minutes.
+
     Raises:
         SourceError: a table could not be read.
     """
     present = Present(dataset)
-    published = present.published()
+    failed = dataset.store.sizes("failures")
+    named = {key: present.name(key) for key in present.partitions if dataset.failure_name(key) not in failed}
+    read = present.cache.read(name for name in named.values() if name is not None)
+    markers = {key: read[name] for key, name in named.items() if name in read}
+    published = {key: marker for key, marker in markers.items() if not present.lost_files(marker)}
     others = [key for key in sorted(present.partitions) if key not in published]
     return loss_totals(dataset, others, (marker.losses for marker in published.values()))
 
@@ -125,9 +133,10 @@ def drops(
     """
     named = _reason(reason)
     found: list[Drop] = []
+    ends = time.monotonic() + _PAGE_SECONDS
     with closing(dataset.duckdb()) as connection:
         for looked, (key, first) in enumerate(_from(dataset, partition, after)):
-            if looked == _MAX_PARTITIONS:
+            if looked and time.monotonic() > ends:
                 return LossPage(items=found, after=f"{first}:{key}")
             record = dataset.records(key).get(FILTERED_ROWS)
             if record is None or not _has(record, reason):
@@ -150,8 +159,9 @@ def other_losses(
         SourceError: a table could not be read.
     """
     found: list[Loss] = []
+    ends = time.monotonic() + _PAGE_SECONDS
     for looked, (key, first) in enumerate(_from(dataset, partition, after)):
-        if looked == _MAX_PARTITIONS:
+        if looked and time.monotonic() > ends:
             return LossPage(items=found, after=f"{first}:{key}")
         for number, loss in enumerate(losses(dataset, [key])):
             if number < first or (loss.stage, loss.reason) != (stage, reason):

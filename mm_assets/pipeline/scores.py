@@ -10,7 +10,8 @@ looser, rows come back that this filter dropped; the filters after it have not s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,7 +27,8 @@ __all__ = ["Bin", "Histogram", "Kept", "Limit", "Score", "histogram", "kept_by",
 
 _BINS = 60
 _MAX_BINS = 400
-_MEMORY = "512MiB"
+_MEMORY = "256MiB"
+_TOGETHER = 500  # partitions that are read by one query
 _RECORDS = 16  # partitions whose records are asked which limits were applied
 _NUMERIC = ("int64", "double")
 CONTENT_BYTES, TEXT_CHARS = "content_bytes", "text_chars"  # measures that every dataset has
@@ -267,8 +269,6 @@ class _Values:
         try:
             self._connection.execute(f"set memory_limit = '{_MEMORY}'")
             self._connection.execute("set threads = 2")
-            self._connection.execute(f"create temp view kept as {self._kept()}")
-            self._connection.execute(f"create temp view lost as {self._lost()}")
         except BaseException:
             self._connection.close()
             raise
@@ -277,9 +277,9 @@ class _Values:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def _kept(self) -> str:
+    def _kept(self, keys: Sequence[str]) -> str:
         column = self.score.column
-        files = self._files(FILTERED_ROWS.tables[0].name)
+        files = self._files(FILTERED_ROWS.tables[0].name, keys)
         if column is None or not files:
             return "select null::double as value where false"
         value = _identifier(column)
@@ -290,8 +290,8 @@ class _Values:
             f"select value::double as value from (select {value} as value from {table}) where isfinite(value::double)"
         )
 
-    def _lost(self) -> str:
-        files = self._files(DROPPED.name)
+    def _lost(self, keys: Sequence[str]) -> str:
+        files = self._files(DROPPED.name, keys)
         pairs = ", ".join(f"({_text(limit.filter)}, {_text(limit.reason)})" for limit in self.score.limits)
         if not pairs or not files:
             return "select null::double as value where false"
@@ -304,8 +304,8 @@ class _Values:
             f"where (filter, reason) in ({pairs}) and value is not null{group}"
         )
 
-    def _files(self, table: str) -> str:
-        paths = (self._dataset.duckdb_path(self._dataset.table(table, key)) for key in self._keys)
+    def _files(self, table: str, keys: Sequence[str]) -> str:
+        paths = (self._dataset.duckdb_path(self._dataset.table(table, key)) for key in keys)
         listed = ", ".join(map(_text, paths))
         return f"[{listed}]" if listed else ""
 
@@ -317,12 +317,13 @@ class _Values:
 
     def extent(self) -> tuple[float | None, float | None, float | None, int, int]:
         """The least and largest value, the least above zero, and how many rows are kept and were dropped."""
-        ((low, high, least, kept, lost),) = self._query(
+        found = self._query(
             "select min(value), max(value), min(value) filter (value > 0), count(*) filter (is_kept), "
             "count(*) filter (not is_kept) "
             "from (select value, true as is_kept from kept union all select value, false from lost)"
         )
-        return low, high, least, kept, lost
+        lows, highs, leasts, kept, lost = zip(*found, strict=True) if found else ((), (), (), (), ())
+        return _of(min, lows), _of(max, highs), _of(min, leasts), sum(kept), sum(lost)
 
     def counts(self, edges: Sequence[float]) -> dict[tuple[int, bool], int]:
         """How many rows are in each bin, by its number and whether they are kept."""
@@ -334,27 +335,45 @@ class _Values:
             "asof join bins on value >= low group by all",
             {"edges": list(edges), "last": len(edges) - 2},
         )
-        return {(int(n), bool(is_kept)): count for n, is_kept, count in rows}
+        found: Counter[tuple[int, bool]] = Counter()
+        for n, is_kept, count in rows:
+            found[int(n), bool(is_kept)] += count
+        return found
 
     def between(self, at_least: float | None, at_most: float | None) -> tuple[int, int, int]:
         """How many kept rows, and how many dropped ones, are between limits; and all of both."""
         where = "($low is null or value >= $low) and ($high is null or value <= $high)"
-        ((kept, back, total),) = self._query(
+        found = self._query(
             f"select (select count(*) from kept where {where}), (select count(*) from lost where {where}), "
             "(select count(*) from kept) + (select count(*) from lost)",
             {"low": at_least, "high": at_most},
         )
-        return kept, back, total
+        return sum(row[0] for row in found), sum(row[1] for row in found), sum(row[2] for row in found)
 
     def _query(self, statement: str, given: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """The rows of a query over `kept` and `lost` of some partitions after the other.
+
+        DuckDB holds the footers of all files of a view, which of 10,000 partitions are a gigabyte.
+        """
         import duckdb
 
+        found: list[tuple[Any, ...]] = []
         try:
-            found: list[tuple[Any, ...]] = self._connection.execute(statement, given or {}).fetchall()
+            for start in range(0, len(self._keys), _TOGETHER):
+                keys = self._keys[start : start + _TOGETHER]
+                self._connection.execute(f"create or replace temp view kept as {self._kept(keys)}")
+                self._connection.execute(f"create or replace temp view lost as {self._lost(keys)}")
+                found += self._connection.execute(statement, given or {}).fetchall()
         except duckdb.Error as error:
             where = self._dataset.store.url_of(FILTERED_ROWS.tables[0].name)
             raise SourceError(where, f"the measure {self.score.name!r} cannot be read: {first_line(error)}") from error
         return found
+
+
+def _of(choose: Callable[[Iterable[float]], float], values: Sequence[float | None]) -> float | None:
+    """The least or largest of the values that there are."""
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None
 
 
 def _edges(low: float, high: float, bins: int, least: float | None) -> list[float]:

@@ -189,3 +189,30 @@ def test_a_dataset_without_runs_has_no_drops(tmp_path: Path) -> None:
     register(dataset)
     assert drops(dataset).items == []
     assert totals(dataset) == []
+
+
+def test_totals_are_those_of_markers_whatever_the_settings(
+    dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opened without its declaration, with which no marker is up to date, a dataset has the same totals, unread."""
+    from mm_assets.pipeline import losses
+    from mm_assets.view.backends.folder import open_dataset_store
+
+    expected = totals(dataset)
+    monkeypatch.setattr(losses, "_of_partition", lambda *_: pytest.fail("the tables of a partition are read"))
+    found = totals(open_dataset_store(dataset.store.url))
+    assert [(total.count, total.example.reason) for total in found] == [(t.count, t.example.reason) for t in expected]
+    assert expected
+
+
+def test_a_page_that_finds_nothing_ends_in_time(dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without time each page looks into one partition and says where the next one starts, until all were looked at."""
+    from mm_assets.pipeline import drops as module
+
+    monkeypatch.setattr(module, "_PAGE_SECONDS", -1.0)
+    first = drops(dataset, reason="no.such")
+    assert (list(first.items), first.after) == ([], "0:b")
+    last = drops(dataset, reason="no.such", after=first.after or "")
+    assert (list(last.items), last.after) == ([], None)
+    others = other_losses(dataset, stage="rows", reason="no such")
+    assert (list(others.items), others.after) == ([], "0:b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -132,3 +133,22 @@ def test_other_statements_and_functions_are_refused(parser: Any, sql: str) -> No
     """Settings, secrets, the catalog of DuckDB, and everything that does not select are refused."""
     with pytest.raises(Refused):
         check_statement(parser, sql, frozenset({"rows"}))
+
+
+def test_columns_of_very_many_files_are_those_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns of few files are united; of more than the limit one file is read, and queries still unite them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from mm_assets.pipeline.publish import _views
+    from mm_assets.pipeline.sandbox import worker
+
+    (tmp_path / "rows").mkdir()
+    for name, columns in (("a", {"x": [1]}), ("b", {"x": [2], "y": [3]})):
+        pq.write_table(pa.table(columns), tmp_path / "rows" / f"{name}.parquet")
+    with duckdb.connect() as connection:
+        connection.execute("set variable root = ?", [str(tmp_path)])
+        connection.execute(_views()["rows"])
+        assert [name for name, _ in worker._columns(connection, "rows")] == ["x", "y", "filename", "partition"]
+        monkeypatch.setattr(worker, "MAX_UNITED", 1)
+        assert "y" not in [name for name, _ in worker._columns(connection, "rows")]

@@ -183,3 +183,17 @@ def test_values_of_several_orders_of_magnitude_have_bins_of_equal_ratio(tmp_path
     for bin_ in found.bins:
         last = bin_ is found.bins[-1]
         assert bin_.kept == sum(bin_.low <= n < bin_.high or (last and n == found.high) for n in lengths)
+
+
+def test_partitions_read_one_by_one_give_the_same(dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Histograms and counts over many partitions are put together from some of them at a time."""
+    from mm_assets.pipeline import scores as module
+
+    def found() -> list[object]:
+        names = [score.name for score in module.scores(dataset)]
+        return [(module.histogram(dataset, n), module.kept_by(dataset, n, at_least=12, at_most=25)) for n in names]
+
+    expected = found()
+    assert len(dataset.partitions()) > 1
+    monkeypatch.setattr(module, "_TOGETHER", 1)
+    assert found() == expected

@@ -23,6 +23,7 @@ __all__ = ["Refused", "check_statement", "main"]
 
 MAX_TEXT = 64 << 10  # characters of a query
 MAX_CELL = 4 << 10  # characters of one value in a result
+MAX_UNITED = 1000  # files of a relation whose columns are united where relations are listed
 _PR_SET_PDEATHSIG = 1
 _FETCH = 64  # rows that become Python objects at a time
 _EXACT = 2**53  # whole numbers beyond it are not exact in a browser
@@ -241,10 +242,16 @@ def _result(connection: Any, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _columns(connection: Any, relation: str) -> list[list[str]]:
-    """Name and type of each column of a relation; none where its files cannot be read."""
+    """Name and type of each column of a relation; none where its files cannot be read.
+
+    Of more than `MAX_UNITED` files the columns are those of the first one: to unite them all takes seconds.
+    """
     import duckdb
 
     try:
+        files = "select count(*) from glob(getvariable('root') || '/' || ? || '/*')"
+        ((count,),) = connection.execute(files, [relation]).fetchall()
+        connection.execute(f"set variable union_by_name = {str(count <= MAX_UNITED).lower()}")
         described = connection.execute(f'describe "{relation}"').fetchall()
     except duckdb.Error:
         return []

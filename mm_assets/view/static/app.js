@@ -398,6 +398,7 @@ async function render() {
     paging = { previous: null, next: null };
     if (now.n !== undefined && now.n !== "") await showSample(staged, now, mine.signal);
     else if (now.page && exploreModule !== null && Object.hasOwn(exploreModule.pages, now.page)) {
+      staged.append(h("p", { class: "muted" }, "Reading the dataset…"));
       root.replaceChildren(staged); // it may show parts of itself while it waits for others
       await exploreModule.pages[now.page].render(staged, api, now);
     } else if (now.page === "partitions") await showPartitions(staged, now, mine.signal);

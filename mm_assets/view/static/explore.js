@@ -144,6 +144,7 @@ async function showDrops(root, api, now) {
       now.partition ? h("a", { class: "button", href: api.link({ ...state, partition: undefined }) }, `only ${now.partition} ✕`) : null),
     chosen ? h("p", { class: "muted" }, `${plural(chosen.count, "item")} of ${chosen.stage}. What to do: ${chosen.advice}.`) : null,
     place);
+  place.replaceChildren(h("p", { class: "muted" }, "Reading the tables, of very many partitions for some seconds…"));
   await fill(api, place, async () => {
     const [stage, reason] = chosen ? [chosen.stage, chosen.reason] : now.of.split(/\/(.*)/s);
     const found = chosen === null || isDrop(chosen)
@@ -152,7 +153,7 @@ async function showDrops(root, api, now) {
     const cards = found.drops ? bySample(found.drops).map((rows) => dropCard(api, rows)) : found.losses.map((loss) => lossCard(api, loss));
     const rows = (found.drops ?? found.losses).length;
     const next = found.after === null ? null : api.link({ ...state, after: found.after });
-    const said = rows ? `${plural(rows, "item")}${cards.length < rows ? ` of ${plural(cards.length, "sample")}` : ""}${now.after ? " of a later page" : ""}` : "None here";
+    const said = rows ? `${plural(rows, "item")}${cards.length < rows ? ` of ${plural(cards.length, "sample")}` : ""}${now.after ? " of a later page" : ""}` : next ? `None up to partition ${found.after.split(/:(.*)/s)[1]}: go on with Next` : "None here";
     say(said);
     return [
       h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), now.after ? h("a", { class: "button", href: api.link(state) }, "↑ First page") : null, stepLink(api, "Next →", next, "next")),
@@ -255,6 +256,7 @@ async function showScores(root, api, now) {
       choice(api, "Measure", scores.map((one) => [one.name, title(one)]), score.name, (value) => api.go({ ...state, score: value, at_least: undefined, at_most: undefined })),
       now.partition ? h("a", { class: "button", href: api.link({ ...state, partition: undefined }) }, `only ${now.partition} ✕`) : null),
     place);
+  place.replaceChildren(h("p", { class: "muted" }, "Reading the tables, of very many partitions for some seconds…"));
   await fill(api, place, async () => {
     const found = await api.get("api/explore/histogram", { score: score.name, partition: now.partition });
     if (!found.bins.length) return h("p", { class: "note" }, "No row has a value of this measure.");

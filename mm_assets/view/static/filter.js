@@ -57,7 +57,7 @@ export async function showFilter(root, api, now, available) {
       h("button", { type: "submit", class: "x-main" }, "Apply"),
       now.part && !now.part.startsWith("@") ? h("a", { class: "button", href: api.link({ ...state, part: undefined }) }, `only ${now.part} ✕`) : null),
     place);
-  place.append(h("p", { class: "muted" }, "Looking…"));
+  place.append(h("p", { class: "muted" }, isOfSamples ? "Looking…" : "Reading the tables, of very many partitions for some seconds…"));
   await fill(api, place, async () => {
     const offset = Number(now.offset ?? 0) || 0;
     const asked = { part: now.part, where: now.where, order: now.order, direction: now.direction, offset, limit: LIMIT };
