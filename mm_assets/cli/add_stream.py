@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mm_assets.cli.document import json_option, write_document
-from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.cli.options import DatasetChoice, dataset_options, partition_option
 from mm_assets.cli.output import echo, inspect_command, report_missing_streams
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, dir_okay=False),
     help="Parquet, JSON Lines or CSV with columns sample_id and value.",
 )
-@click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="Of the dataset, these partitions.")
+@partition_option("Of the dataset, these partitions.")
 @click.option("--ignore-unknown", is_flag=True, help="Pass over ids that no sample has.")
 @dataset_options(single=True)
 @json_option

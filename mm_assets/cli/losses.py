@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mm_assets.cli.document import json_option, wants_json, write_document
-from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.cli.options import DatasetChoice, dataset_options, partition_option
 from mm_assets.cli.output import echo, named_in_part, report_losses
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @dataset_options()
-@click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="These partitions; all by default.")
+@partition_option("These partitions; all by default.")
 @json_option
 def command(chosen: DatasetChoice, keys: tuple[str, ...]) -> None:
     """List what was lost (failed partitions, rejects, dropped rows), and what is published in spite of a fault."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mm_assets.cli.completion import complete_datasets, complete_partitions
 from mm_assets.cli.output import echo, report_error
 from mm_assets.cli.secrets import MASK, is_secret, masked_options, note_secrets
 from mm_assets.errors import ConfigError, meant
@@ -29,6 +30,7 @@ __all__ = [
     "field_option",
     "parsed_options",
     "parsed_settings",
+    "partition_option",
     "storage_option",
 ]
 
@@ -367,6 +369,13 @@ storage_option = click.option(
 )
 
 
+def partition_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option that names partitions, as the argument `keys`."""
+    return click.option(
+        "--partition", "-p", "keys", multiple=True, metavar="K", help=help_text, shell_complete=complete_partitions
+    )
+
+
 def dataset_options(
     *, undeclared: bool = False, single: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -381,6 +390,7 @@ def dataset_options(
             "names",
             multiple=True,
             metavar="D",
+            shell_complete=complete_datasets,
             help=("Dataset name." if single else "Dataset name; may be given again.")
             + (" With --shards one, by default `default`." if undeclared else ""),
         ),

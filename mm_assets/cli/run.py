@@ -21,7 +21,7 @@ import click
 
 from mm_assets.cli.document import json_option, write_document, write_error
 from mm_assets.cli.losses import totals_document
-from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.cli.options import DatasetChoice, dataset_options, partition_option
 from mm_assets.cli.output import (
     echo,
     named_in_part,
@@ -53,7 +53,7 @@ ENGINES = ("processes", "ray")
 
 @click.command()
 @dataset_options(undeclared=True)
-@click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="Run these partitions, pending or not.")
+@partition_option("Run these partitions, pending or not.")
 @click.option("--partitions-from", "file", type=click.File(), metavar="FILE", help="The same, a key in each line.")
 @click.option("--jobs", "-j", type=click.IntRange(1), help="Partitions at a time. Default: 1, or as `engine` declares.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Where they run. Default: as declared, else processes.")

@@ -62,6 +62,39 @@ def test_commands_and_options_are_completed() -> None:
     assert "plain,--partitions-from" in completed("mm-assets run --part", 2).split()
 
 
+def test_datasets_and_partitions_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names come from the YAML files of the project and from registered datasets; what is damaged is left out."""
+    declared = tmp_path / "mine" / "defs" / "a" / "defs.yaml"
+    declared.parent.mkdir(parents=True)
+    declared.write_text("type: t\nattributes:\n  name: talks\n  shards: '{{ x }}'\n---\nattributes:\n  name: web\n")
+    (tmp_path / "dg.toml").write_text('directory_type = "project"\n[project]\nroot_module = "mine"\n')
+    for name, text in (
+        ("talent", '{"partitions": {"k-1": [], "k-2": [], "x": []}}'),
+        ("web", "{"),
+        ("tar", '{"a": 1}'),
+    ):
+        folder = tmp_path / "dagster_home" / "data" / name
+        folder.mkdir(parents=True)
+        (folder / "shards.json").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for variable in ("DAGSTER_HOME", "MM_ASSETS_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def completed(words: str) -> set[str]:
+        asked = {"_MM_ASSETS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        found = CliRunner().invoke(main, [], prog_name="mm-assets", env=asked).stdout
+        return {line.partition(",")[2] for line in found.splitlines() if line}
+
+    assert completed("mm-assets run --dataset tal") == {"talks", "talent"}
+    assert completed("mm-assets status -d w") == {"web"}
+    assert completed("mm-assets run --dataset talent --partition k") == {"k-1", "k-2"}
+    assert completed("mm-assets losses --partition x") == {"x"}
+    assert completed("mm-assets run --dataset web --partition k") == set()
+    (tmp_path / "elsewhere" / "other").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "other" / "shards.json").write_text("{}")
+    assert completed("mm-assets status --root elsewhere --dataset o") == {"other"}
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [("convert", "Convert packed files between MULT and MSTR"), ("clean", "Dry run: list what would be removed")],
