@@ -20,7 +20,7 @@ from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.base import shard_suffixes, source_formats
 from mm_assets.storage.listing import ShardFile, expand_shards
-from mm_assets.storage.urls import is_local, local_path
+from mm_assets.storage.urls import filesystem, is_local, local_path, protocols
 from mm_assets.summaries import counted
 
 __all__ = [
@@ -110,12 +110,21 @@ def no_shards(spec: DatasetSpec, *, registered: int = 0) -> SourceError:
         if folder and not os.path.lexists(local_path(folder)):
             what = "such file or folder" if place == spec.shards else f"folder {local_path(folder)}"
             return SourceError(spec.shards, f"{said}: there is no {what}")
+    elif (bucket := _missing_bucket(spec)) is not None:
+        return SourceError(spec.shards, f"{said}: there is no bucket {bucket}, or the credentials may not see it")
     suffixes = " ".join(shard_suffixes(spec.source, where=spec.where))
     return SourceError(
         spec.shards,
         f"{said}: give a folder with names that end in {suffixes}, a glob such as '*.parquet' for Parquet files and "
         "lists, or one file",
     )
+
+
+def _missing_bucket(spec: DatasetSpec) -> str | None:
+    """The bucket of the shards if it cannot be listed; None for another storage too."""
+    fs, path = filesystem(spec.shards, spec.storage_options)
+    bucket = path.partition("/")[0]
+    return bucket if "s3" in protocols(fs) and not fs.exists(bucket) else None
 
 
 def list_partitions(

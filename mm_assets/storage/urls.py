@@ -42,6 +42,11 @@ _CREDENTIALS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give them in `storage_options` (of the "
     "shards) or `root_options` (of the root); a public bucket needs {anon: true} there"
 )
+_REFUSALS = ("Access Denied", "Forbidden")  # S3's words for HTTP 403, without a reason
+_PERMISSIONS = (
+    "the credentials in use may not do this: reading takes s3:GetObject and s3:ListBucket, writing s3:PutObject and "
+    "s3:DeleteObject; a public bucket needs {anon: true} in `storage_options`"
+)
 
 Options = Mapping[str, Any]
 
@@ -104,7 +109,8 @@ def reason(error: Exception) -> str:
         cause = error.__cause__
         return "not found" if cause is None else f"not found ({type(cause).__name__}: {cause})"
     if isinstance(error, OSError):
-        return error.strerror or str(error) or type(error).__name__
+        said = error.strerror or str(error) or type(error).__name__
+        return f"{said} ({_PERMISSIONS})" if said.rstrip(".") in _REFUSALS else said
     said = f"{type(error).__name__}: {error}"
     return f"{said}; {_CREDENTIALS}" if type(error).__name__ in _LACKING else said
 

@@ -442,6 +442,16 @@ def test_a_root_in_a_missing_bucket_is_named_by_its_key(
         register_dataset(instance, DatasetStore(spec))
 
 
+def test_shards_in_a_missing_bucket(
+    instance: dg.DagsterInstance, demo_spec: Callable[..., DatasetSpec], options: dict[str, Any], bucket: str
+) -> None:
+    """A bucket that does not exist is named, and one without shards is not said to be missing."""
+    for place, says in (("no-such-bucket", r": there is no bucket no-such-bucket, "), (bucket, r": give a folder")):
+        spec = demo_spec("captions", shards=f"s3://{place}/shards/*.tar", storage_options=options)
+        with pytest.raises(SourceError, match=rf"no shard was found there.*{says}"):
+            register_dataset(instance, DatasetStore(spec))
+
+
 def test_a_changed_object_is_noticed(
     demo_spec: Callable[..., DatasetSpec], demo_shards: Path, options: dict[str, Any], bucket: str
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from mm_assets.errors import SourceError
 from mm_assets.storage.store import Store
-from mm_assets.storage.urls import filesystem
+from mm_assets.storage.urls import filesystem, reason
 
 
 def test_missing_credentials_say_where_to_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +48,10 @@ def test_rotated_credentials_are_used(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "THIRD")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     assert used()[1] == "THIRD"
+
+
+@pytest.mark.parametrize("said", ["Forbidden", "Access Denied"])
+def test_a_refusal_says_which_permissions_it_takes(said: str) -> None:
+    """S3 gives no reason with these; the system's own refusal of a local file is not about S3."""
+    assert "s3:GetObject" in reason(PermissionError(said))
+    assert reason(PermissionError(13, "Permission denied")) == "Permission denied"
