@@ -91,14 +91,16 @@ def test_every_kind_is_drawn(packed: Path, width: int, scheme: str) -> None:
 
 
 def test_pictures_are_enlarged_and_frames_turned(packed: Path) -> None:
-    """The keys + and 0 enlarge a picture and fit it, a click enlarges it, and a slider turns the frames."""
+    """A small picture is drawn larger; the keys + and 0 enlarge it and fit it, a click too; a slider turns frames."""
     with opened(packed, 0) as page:
         image = page.locator("section[data-name=image]")
         image.locator("img").scroll_into_view_if_needed()
         until(page, "document.querySelector('section[data-name=image] img').complete")
+        drawn, stored = image.locator("img").evaluate("picture => [picture.clientWidth, picture.naturalWidth]")
+        assert (drawn, stored) == (256, 64)
         image.locator(".mm-zoom").focus()
         page.keyboard.press("+")
-        assert image.locator(".mm-level").inner_text() == "150 %"
+        assert image.locator(".mm-level").inner_text() == "600 %", "one and a half times as large as it was"
         page.keyboard.press("0")
         assert image.locator(".mm-level").inner_text() == "fit"
         image.locator("img").click()
