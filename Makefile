@@ -12,13 +12,14 @@ export DAGSTER_HOME := $(CURDIR)/dagster_home
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run ui quick test nightly fuzz coverage check docs screenshots wheels test-cluster test-wheels bench-loading bench-ingest bench-memory bench-decodable clean reset
+.PHONY: help run ui quick test nightly fuzz coverage check docs screenshots wheels test-slow test-cluster test-wheels bench-loading bench-ingest bench-memory bench-decodable clean reset
 
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
 	@echo "make ui          Dagster UI, daemon and viewer on http://$(HOST):$(PORT), demo shards registered"
 	@echo "make quick       the tests without tests/e2e, which starts processes, servers and a browser, and without fuzzing"
-	@echo "make test        all tests but those of test-cluster"
+	@echo "make test        all tests but those of test-slow and test-cluster"
+	@echo "make test-slow   processes killed, disks and storages that fail, other services, benchmarks on small data"
 	@echo "make test-cluster loads on a Ray cluster of this machine, whose nodes, workers and driver are killed (10 minutes)"
 	@echo "make nightly     the property tests and the fuzzing, with twenty times their examples (hours)"
 	@echo "make fuzz        fuzzing guided by coverage for FUZZ_SECONDS=$(FUZZ_SECONDS)"
@@ -61,7 +62,10 @@ quick: $(VENV)/dev.done
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --ignore tests/e2e -m "not fuzz and not cluster"
 
 test: $(VENV)/dev.done
-	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "not cluster"
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "not cluster and not slow"
+
+test-slow: $(VENV)/dev.done
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "slow and not cluster"
 
 # In one process: a cluster takes the processors of this machine.
 test-cluster: $(VENV)/dev.done

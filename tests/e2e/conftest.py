@@ -27,6 +27,21 @@ sys.path.append(HERE)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), HERE)))
 
 
+SLOW = (
+    *("daemon", "dead_runs", "full_disk", "interrupted", "killed", "losses", "monitoring", "stopping"),
+    *("storage_faults", "two_hosts", "postgres", "wheels"),
+    *("ingest_benchmark", "loading_benchmark", "scale_benchmark"),
+)
+"""The modules whose tests `make test-slow` runs, and `make test` does not."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of `SLOW`."""
+    for item in items:
+        if item.path.parent == Path(HERE) and item.path.stem.removeprefix("test_") in SLOW:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def declared() -> dict[str, DatasetSpec]:
     """The demo datasets, loaded once: Dagster remembers instances that tests have closed."""
