@@ -320,7 +320,7 @@ def test_media_that_stay_in_a_remote_shard_are_read_once(
 
 
 def test_a_failed_upload_publishes_nothing(dataset_of: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the store takes no file, the failure names the URL and its words, and neither records nor marker appear."""
+    """When the store takes no file, its words and what it takes are said, and neither records nor marker appear."""
     case = dataset_of(3)
     fs, refused = case.remote.store.fs, case.remote.store.path_of("packed")
     put = fs.put_file
@@ -335,7 +335,8 @@ def test_a_failed_upload_publishes_nothing(dataset_of: Callable[..., Remote], mo
     monkeypatch.undo()
     assert not report.ok
     assert report.failure is not None
-    assert report.failure.detail == "cannot be written: Access Denied"
+    assert report.failure.detail.startswith("cannot be written: Access Denied (")
+    assert "s3:PutObject" in report.failure.detail
     assert (report.failure.path or "").startswith(case.remote.store.url_of("packed"))
     assert case.remote.failure("pairs-3") == report.failure
     assert case.remote.records("pairs-3") == {}
