@@ -3,11 +3,9 @@
 import gc
 import os
 import resource
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +23,8 @@ from mm_assets.errors import SourceError
 from mm_assets.fields import BytesField, ScalarField, TextField
 from mm_assets.storage.remote import RemoteFile
 from mm_assets.storage.urls import filesystem
+
+from ..s3_server import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
@@ -62,13 +62,7 @@ def server(folder: Path) -> Iterator[tuple[dict[str, Any], Any]]:
     """An S3 server that has the files: arguments of the file system, and the record of requests."""
     pytest.importorskip("s3fs", reason="the s3 extra is not installed")
     pytest.importorskip("moto", reason="moto's server is not installed")
-    spec = spec_from_file_location("s3_server", Path(__file__).parents[1] / "s3_server.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules["s3_server"] = module
-    spec.loader.exec_module(module)
-    with module.serve() as (url, record):
+    with serve() as (url, record):
         options = {"key": "test", "secret": "test", "endpoint_url": url}
         s3 = fsspec.filesystem("s3", **options)
         s3.mkdir("loading")

@@ -4,6 +4,8 @@ import io
 import struct
 import time
 import zlib
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,9 +49,9 @@ def test_a_sequence_of_slow_items_is_there_in_time(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(values, "MAX_SECONDS", 0.1)
     show = values.file_item
 
-    def slow(*arguments: object) -> object:
+    def slow(*arguments: Any) -> Any:
         time.sleep(0.06)
-        return show(*arguments)  # type: ignore[arg-type]
+        return show(*arguments)
 
     monkeypatch.setattr(values, "file_item", slow)
     field = SequenceField(BytesField())
@@ -68,8 +70,8 @@ def test_an_item_of_a_map_holds_little() -> None:
     np.save(target, np.zeros((2, 2800, 2800), np.float32))
     plane = content_item("x.npy", Content.of(target.getvalue()))
     for medium in (item.media[0], plane.media[0]):
-        assert medium.make is not None
-        (held, *_) = medium.make.args  # type: ignore[attr-defined]
+        assert isinstance(medium.make, partial)
+        (held, *_) = medium.make.args
         assert held.nbytes <= 4 * 1024 * 1024
         assert held.base is None
         assert medium.make().startswith(b"\x89PNG")

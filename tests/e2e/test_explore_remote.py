@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import closing
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -22,7 +19,8 @@ from mm_assets.view import open_backend
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import make_shard, png
 from ..pipeline.test_versions import again
-from ..view.conftest import client_of
+from ..s3_server import serve
+from ..view.conftest import client_of, viewer_of
 from ..view.test_explore import get, post
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -33,18 +31,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A dataset of two versions whose shards and folder are behind an S3 server."""
     pytest.importorskip("s3fs", reason="the s3 extra is not installed")
     pytest.importorskip("moto", reason="moto's server is not installed")
-    spec = spec_from_file_location("s3_server", Path(__file__).parents[1] / "s3_server.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules["s3_server"] = module
-    spec.loader.exec_module(module)
     folder = tmp_path_factory.mktemp("remote")
     members: dict[str, object] = {}
     for n, width in enumerate((4, 16, 20)):
         members |= {f"a{n}.png": png(width, (8, width)), f"a{n}.txt": f"caption {n}"}
     make_shard(folder / "a.tar", members)
-    with module.serve() as (url, _):
+    with serve() as (url, _):
         options = {"key": "test", "secret": "test", "endpoint_url": url}
         s3 = fsspec.filesystem("s3", **options)
         s3.mkdir("explored")
@@ -76,7 +68,7 @@ def test_queries_read_remote_tables_and_no_other_file(client: TestClient) -> Non
 
 def test_other_objects_are_closed_to_duckdb_too(client: TestClient) -> None:
     """A statement that got past the parser could read the dataset's folder and nothing else of the store."""
-    explorer = client.app._app.state.viewer  # type: ignore[attr-defined]  # the application is behind its guard
+    explorer = viewer_of(client)
     sandbox = dataset_sandbox(explorer.backend.dataset)
     with closing(_connect(sandbox._request)) as connection:
         assert connection.execute("select count(*) from rows").fetchall() == [(9,)]

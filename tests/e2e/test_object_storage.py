@@ -5,7 +5,6 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +28,7 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.files import SourceFile
 
 from ..pipeline.chain import declare, marker_of
+from ..s3_server import serve
 from .loads import make_manifest, run_partitions
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
@@ -36,22 +36,10 @@ pytest.importorskip("moto", reason="moto's server is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
-def _server_module() -> Any:
-    spec = spec_from_file_location("s3_server", Path(__file__).parent.parent / "s3_server.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    import sys
-
-    sys.modules["s3_server"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, Any]]:
     """The S3 server, for all tests of this module."""
-    with _server_module().serve() as served:
+    with serve() as served:
         yield served
 
 

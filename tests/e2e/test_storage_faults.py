@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.store import Store
 
 from ..pipeline.chain import at_work, marker_name, marker_of, run_partition
+from ..s3_server import serve
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
@@ -31,14 +31,7 @@ PARTITION = "docs-00001"
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, Any]]:
     """An S3 server of this module, and its recorder."""
-    import sys
-
-    spec = spec_from_file_location("s3_server", Path(__file__).parent.parent / "s3_server.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with module.serve() as served:
+    with serve() as served:
         yield served
 
 

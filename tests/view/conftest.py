@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -21,6 +22,12 @@ def client_of(backend: Backend, *, token: str | None = TOKEN) -> TestClient:
     if token is not None:
         assert client.get("/", params={"t": token}).status_code == 200
     return client
+
+
+def viewer_of(client: TestClient) -> Any:
+    """What the routes share, of the application behind its guard."""
+    guard: Any = client.app
+    return guard._app.state.viewer
 
 
 @pytest.fixture

@@ -10,7 +10,9 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +27,7 @@ from mm_assets.view.backends.container import ContainerBackend
 from mm_assets.view.backends.row_files import MAX_PARSED, ParquetRows
 from mm_assets.view.backends.scratch import HeldContents
 
-from .conftest import client_of
+from .conftest import client_of, viewer_of
 from .test_containers import write_tar
 
 Open = Callable[..., TestClient]
@@ -78,9 +80,9 @@ def test_a_sample_of_many_slow_members_is_there_in_time(
     monkeypatch.setattr(base, "SAMPLE_SECONDS", 0.2)
     show = container.content_item
 
-    def slow(name: str, *rest: object) -> Item:
+    def slow(name: str, *rest: Any) -> Item:
         time.sleep(0.15)
-        return show(name, *rest)  # type: ignore[arg-type]
+        return show(name, *rest)
 
     client = view(write_tar(tmp_path / "x.tar", {f"a.{n}.cls": b"7" for n in range(100)}))
     monkeypatch.setattr(container, "content_item", slow)
@@ -164,7 +166,7 @@ def test_contents_of_hundreds_of_items_are_not_held() -> None:
         made.append(number)
         return bytes([number]) * 100
 
-    contents = [held.content(n, lambda n=n: make(n)) for n in range(5)]  # type: ignore[misc]
+    contents = [held.content(n, partial(make, n)) for n in range(5)]
     assert made == [0, 1, 2, 3, 4]
     assert contents[4].read(10, 3) == b"\4\4\4"
     assert contents[0].read(98, 2) == b"\0\0"
@@ -188,7 +190,7 @@ def test_the_server_has_a_limit_of_memory() -> None:
 def test_memory_that_is_refused_is_said(packed: Path, view: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that takes more memory than there is has an answer of one sentence, and the next one is answered."""
     client = view(packed)
-    backend = client.app._app.state.viewer.backend  # type: ignore[attr-defined]
+    backend = viewer_of(client).backend
     with monkeypatch.context() as patched:
         patched.setattr(backend, "items", lambda _index: (_ for _ in ()).throw(MemoryError()))
         answer = client.get("/api/sample/0")
@@ -204,7 +206,7 @@ def test_a_bug_does_not_write_control_characters_of_the_data(
 ) -> None:
     """The traceback of a bug has the control characters of what it quotes escaped: a terminal would obey them."""
     client = view(packed)
-    backend = client.app._app.state.viewer.backend  # type: ignore[attr-defined]
+    backend = viewer_of(client).backend
     monkeypatch.setattr(backend, "items", lambda _index: {}["\x1b]0;title\x07\x9b\u202e"])
     assert client.get("/api/sample/0").status_code == 500
     said = capsys.readouterr().err

@@ -1,11 +1,8 @@
 """Sources behind URLs: an S3 server that counts what is asked of it."""
 
 import io
-import sys
 import tarfile
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -17,6 +14,7 @@ from mm_assets.fields import BytesField, ImageField, TextField
 from mm_assets.view import open_backend
 
 from ..pipeline.chain import declare, run_chain
+from ..s3_server import serve
 from .conftest import client_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -29,12 +27,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str,
     """An S3 server with a tar, a packed file and a dataset: its arguments, and the record of requests."""
     pytest.importorskip("s3fs", reason="the s3 extra is not installed")
     pytest.importorskip("moto", reason="moto's server is not installed")
-    spec = spec_from_file_location("s3_server", Path(__file__).parents[1] / "s3_server.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules["s3_server"] = module
-    spec.loader.exec_module(module)
     folder = tmp_path_factory.mktemp("view")
     rng = np.random.default_rng(1)
     with tarfile.open(folder / "x.tar", "w") as archive:
@@ -56,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str,
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     run_chain(declare(folder / "root", folder / "in"))
-    with module.serve() as (url, record):
+    with serve() as (url, record):
         options = {"key": "test", "secret": "test", "endpoint_url": url}
         s3 = fsspec.filesystem("s3", **options)
         s3.mkdir("view")
