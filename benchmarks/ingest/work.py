@@ -197,7 +197,7 @@ def stream(shards: Sequence[str], out: Path, decodable: str) -> Steps:
 def stages(shards: Sequence[str], out: Path, decodable: str) -> Steps:
     """Registers and runs every stage of each partition: all tables, both packed formats, digests, fsync, all checks."""
     from mm_assets.pipeline.chain import PACKED_STAGES, RAW_SHARDS
-    from mm_assets.pipeline.partition_run import run_partition
+    from mm_assets.pipeline.partition_run import PartitionReport, partition_steps
     from mm_assets.pipeline.register import register
 
     steps, dataset = Steps(), _dataset(shards, out, decodable)
@@ -206,20 +206,17 @@ def stages(shards: Sequence[str], out: Path, decodable: str) -> Steps:
     schema = dataset.schema()
     packed = [stage.name for stage in PACKED_STAGES.values()]
     for partition in dataset.partitions().values():
-        at_work = steps.at(RAW_SHARDS.name)
-        at_work.__enter__()
-
-        def begin(stage: Any) -> None:
-            nonlocal at_work
-            at_work.__exit__(None, None, None)
-            at_work = steps.at(stage.name)
-            at_work.__enter__()
-
-        report = run_partition(dataset.spec, partition, schema, started=begin)
-        at_work.__exit__(None, None, None)
-        if not report.ok:
-            raise SystemExit(f"{partition.key} failed: {report.failure}")
-        for name, result in report.results.items():  # both packed files are made in the first one's step
+        run = partition_steps(dataset.spec, partition, schema)
+        stage = RAW_SHARDS.name
+        while True:
+            with steps.at(stage):
+                step = next(run)
+            if isinstance(step, PartitionReport):
+                break
+            stage = step.name
+        if not step.ok:
+            raise SystemExit(f"{partition.key} failed: {step.failure}")
+        for name, result in step.results.items():  # both packed files are made in the first one's step
             steps.steps[packed[0] if name in packed else name].check_seconds += result.check_seconds
     return steps
 

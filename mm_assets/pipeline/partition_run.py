@@ -1,6 +1,6 @@
 """The unit of work: one partition from its shards to its marker, without Dagster, in any process.
 
-The driver of a load calls `run_partition` in its workers; the assets of Dagster call the same stages one by one.
+The driver of a load follows `partition_steps` in its workers; the assets of Dagster call the same stages one by one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.staged import StagedStore
 
-__all__ = ["PartitionReport", "failed_report", "rare_collections", "run_partition"]
+__all__ = ["PartitionReport", "failed_report", "partition_steps", "rare_collections", "run_partition"]
 
 # New objects after which Python looks for reference cycles. A block of small rows is some hundred thousand objects,
 # which the default of 700 visits again and again; the stages leave hardly any cycles, and none that holds media.
@@ -96,8 +96,22 @@ def run_partition(
     first: Stage | None = None,
     markers: Sequence[str] | None = None,
     scratch: Path | None = None,
-    started: Callable[[Stage], object] = lambda _: None,
 ) -> PartitionReport:
+    """Runs a partition as `partition_steps`, to its end; the report."""
+    *_, report = partition_steps(spec, partition, schema, first=first, markers=markers, scratch=scratch)
+    assert isinstance(report, PartitionReport)
+    return report
+
+
+def partition_steps(
+    spec: DatasetSpec,
+    partition: Partition,
+    schema: DatasetSchema,
+    *,
+    first: Stage | None = None,
+    markers: Sequence[str] | None = None,
+    scratch: Path | None = None,
+) -> Iterator[Stage | PartitionReport]:
     """Runs the stages of a partition with their checks, and publishes it if all of them passed.
 
     What is registered is handed over, so that the cost does not depend on the number of partitions. A shard in an
@@ -115,23 +129,24 @@ def run_partition(
         markers: names of its markers, as `DatasetStore.marker_names` gives them; None lists the markers of all.
         scratch: where a folder for remote shards and files is made, and removed at the end; by default the system's
             place for temporary files.
-        started: called with each stage before its work; with the first of the packed ones for all of them.
+
+    Yields:
+        Each stage before its work, of the packed ones the first for all of them; then the report.
     """
     began = time.perf_counter()
-    marker: Mapping[str, Any] | None = None
     failure: StageFailure | None = None
-    run = _PartitionRun(DatasetStore(spec), partition, schema, first, markers, started)
+    run = _PartitionRun(DatasetStore(spec), partition, schema, first, markers)
     try:
         with rare_collections(), tempfile.TemporaryDirectory(prefix="mm-assets-", dir=scratch) as folder:
-            marker = run.published(Path(folder))
+            yield from run.steps(Path(folder))
     except Exception as error:  # noqa: BLE001 - whatever fails the partition is stored, and the others go on
         failure = StageFailure.of(error, stage=run.stage.name, partition=partition.key)
         with suppress(MmAssetsError, OSError):  # the storage may be what failed
             run.dataset.write_failure(failure)
-    return PartitionReport(
+    yield PartitionReport(
         partition=partition.key,
         results=run.results,
-        marker=marker,
+        marker=run.marker,
         failure=failure,
         seconds=time.perf_counter() - began,
         peak_memory=_peak_memory(),
@@ -139,7 +154,7 @@ def run_partition(
 
 
 class _PartitionRun:
-    """A run of one partition: `stage` is at work, `results` are of those that ended."""
+    """A run of one partition: `stage` is at work, `results` are of those that ended, `marker` is what was published."""
 
     def __init__(
         self,
@@ -148,14 +163,13 @@ class _PartitionRun:
         schema: DatasetSchema,
         first: Stage | None,
         markers: Sequence[str] | None,
-        started: Callable[[Stage], object],
     ) -> None:
         self.dataset = dataset
         self.partition = partition
         self.schema = schema
         self.stage = first or RAW_SHARDS
         self.results: dict[str, StageResult] = {}
-        self._started = started
+        self.marker: Mapping[str, Any] | None = None
         self._first = first
         self._markers = markers
 
@@ -163,38 +177,34 @@ class _PartitionRun:
     def passed(self) -> bool:
         return all(result.passed for result in self.results.values())
 
-    def published(self, folder: Path) -> Mapping[str, Any] | None:
-        """The marker, or None if a check failed; errors are raised."""
+    def steps(self, folder: Path) -> Iterator[Stage]:
+        """Publishes the partition unless a check fails; errors are raised."""
         store = self.dataset.store
         staged = None if store.is_local else StagedStore(store, folder / "files")
         dataset = self.dataset if staged is None else self.dataset.over(staged)
         with PartitionWork(dataset, self.partition, self.schema, markers=self._markers, scratch=folder) as work:
             self.stage = _start(work, self._first)
             try:
-                self._make(work)
+                yield from self._make(work)
             except Exception:  # of any kind, a user's code among them; raised again below
                 with suppress(MmAssetsError, OSError):  # what was made is not needed, but says what was lost
                     self._upload(work, staged)
                 raise
             self._upload(work, staged)
-            if not self.passed:
-                return None
-            self._begin(PUBLISHED)
-            return publish(work)
+            if self.passed:
+                yield self._at(PUBLISHED)
+                self.marker = publish(work)
 
-    def _at(self, stage: Stage) -> None:
+    def _at(self, stage: Stage) -> Stage:
         self.stage = stage
+        return stage
 
-    def _begin(self, stage: Stage) -> None:
-        self._at(stage)
-        self._started(stage)
-
-    def _make(self, work: PartitionWork) -> None:
+    def _make(self, work: PartitionWork) -> Iterator[Stage]:
         left = CHAIN[CHAIN.index(self.stage) :]
         for stage in (stage for stage in TABLE_STAGES if stage in left):
             if not self.passed or stage.name in self.results:
                 continue
-            self._begin(stage)
+            yield self._at(stage)
             if stage is MATERIALIZED_ROWS and stage.tables[0].has_references(work.spec):
                 made = streamed_rows(work, self._at)
                 self.results |= {done.name: result for done, result in made.items()}
@@ -205,7 +215,7 @@ class _PartitionRun:
         if self._first is None and self.stage.packed_format is not None:  # a format may have been added alone
             formats = [form for form in formats if not _is_present(work, stages[form])]
         if formats and self.passed:
-            self._begin(stages[formats[0]])
+            yield self._at(stages[formats[0]])
             results = packed(work, formats=formats)
             self.results |= {stages[form].name: result for form, result in results.items()}
 

@@ -15,7 +15,9 @@ import pytest
 
 import mm_assets
 from mm_assets.errors import ConfigError
+from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.engines.base import Task
+from mm_assets.pipeline.partition_run import PartitionReport
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -88,10 +90,17 @@ def remote(corpus: Corpus, tmp_path: Path) -> Project:
 def test_two_hosts_make_the_same_files(
     corpus: Corpus, project: Project, wanted: dict[str, str], cluster: RayCluster
 ) -> None:
-    """A load on two hosts works on both, and makes the bytes of a load on one; a second load has nothing to do."""
+    """A load on two hosts works on both, and makes the bytes of a load on one; a second load has nothing to do.
+
+    The log names the stages of every partition.
+    """
     corpus.order(seconds=0.3)
     with cluster.node("second"):
-        said = project.run(*on_ray(cluster))
+        said = project.run(*on_ray(cluster, "-v"))
+    begun = Counter(re.findall(r"^\S+ \S+/\S+: (\w+)$", said, re.MULTILINE))
+    assert {stage.name: begun[stage.name] for stage in CHAIN if stage.name in begun} == dict.fromkeys(
+        ("raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult", "published"), PARTITIONS
+    )
     assert f"{PARTITIONS} partitions run" in said
     assert {note.host for note in corpus.noted()} == {HERE, "second"}
     assert project.contents() == wanted
@@ -249,8 +258,10 @@ def work(dataset: DatasetStore) -> Callable[..., str]:
 
     def run(*, version: str = mm_assets.__version__, host: str = "driver", probe: str = "schema.json") -> str:
         task = Task(spec=dataset.spec, schema=dataset.schema(), partition=dataset.partition("a"))
-        ((number, report),) = ray_tasks.run_group(version, host, {"d": probe}, pickle.dumps((task,)))
+        *stages, (number, report) = ray_tasks.run_group(version, host, {"d": probe}, pickle.dumps((task,)))
         assert number == 0
+        assert isinstance(report, PartitionReport)
+        assert [name for _, name in stages][-1:] == (["published"] if report.ok else [])
         assert report.ok or report.is_refused
         return "" if report.failure is None else report.failure.detail
 

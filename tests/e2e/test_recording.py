@@ -6,7 +6,7 @@ import logging
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,12 +27,12 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset, run_load, sync
 from mm_assets.orchestration.partitions import shard_partitions
 from mm_assets.orchestration.runs import PROCESS_TAG, failed_attempts, partition_fingerprints
-from mm_assets.pipeline.chain import CHAIN
+from mm_assets.pipeline.chain import CHAIN, Stage
 from mm_assets.pipeline.engines import base
 from mm_assets.pipeline.engines.processes import Processes
 from mm_assets.pipeline.liveness import process_tag
 from mm_assets.pipeline.load import PartitionRun
-from mm_assets.pipeline.partition_run import PartitionReport, run_partition
+from mm_assets.pipeline.partition_run import PartitionReport, partition_steps
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
@@ -427,14 +427,14 @@ def test_a_database_that_stays_away_is_an_error(
     given = ("--root", str(root), "--dataset", "captions")
     command = ("run", *given, "--shards", shards, "--set", "settle_seconds=0")
     server = Unreachable(monkeypatch)
-    real = run_partition
+    real = partition_steps
 
-    def run_partition_and_leave(*args: Any, **kwargs: Any) -> PartitionReport:
+    def steps_and_leave(*args: Any, **kwargs: Any) -> Iterator[Stage | PartitionReport]:
         server.is_away = True
         return real(*args, **kwargs)
 
     with monkeypatch.context() as leaving:
-        leaving.setattr(base, "run_partition", run_partition_and_leave)
+        leaving.setattr(base, "partition_steps", steps_and_leave)
         done = CliRunner().invoke(main, command)
     assert done.exit_code == 1
     assert done.stdout.startswith("2 partitions run in ")

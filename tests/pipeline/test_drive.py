@@ -357,14 +357,18 @@ def test_a_task_is_refused_while_its_lease_is_held(dataset: DatasetStore) -> Non
     with Leases(dataset, "mine") as mine, Leases(dataset, "other") as other:
         task = Task(spec=dataset.spec, schema=dataset.schema(), partition=dataset.partition("c"), holder=mine.holder)
         with other.held("c"):
-            report = task.run()
+            (report,) = task.steps()
+            assert isinstance(report, PartitionReport)
             assert report.is_refused
             assert report.failure is not None
             assert "another run is working on partition 'c'" in report.failure.detail
             assert dataset.failure("c") is None
             assert not dataset.marker_names().get("c")
         with mine.holder.held(dataset, "c"):  # a copy of the task
-            assert task.run().ok
+            *stages, report = task.steps()
+            assert isinstance(report, PartitionReport)
+            assert report.ok
+            assert stages == ["raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult", "published"]
         assert other.live("c") is None
         assert not dataset.store.sizes("leases")
 

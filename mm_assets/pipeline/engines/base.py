@@ -6,7 +6,7 @@ copies counts, and who may work on a partition is up to `pipeline.drive`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeAlias
 from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage
 from mm_assets.pipeline.leases import Holder, LeasedError
-from mm_assets.pipeline.partition_run import PartitionReport, failed_report, run_partition
+from mm_assets.pipeline.partition_run import PartitionReport, failed_report, partition_steps
 from mm_assets.pipeline.records import Partition, StageFailure
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -55,8 +55,8 @@ class Task:
         """Bytes of its shards."""
         return sum(shard.size for shard in self.partition.shards)
 
-    def run(self, started: Callable[[Stage], object] = lambda _: None) -> PartitionReport:
-        """Runs it in this process; `started` as that of `run_partition`.
+    def steps(self) -> Iterator[str | PartitionReport]:
+        """Runs it in this process, as `partition_steps`; of stages, the names.
 
         It is refused while another process has the partition's lease. What became of it then is not known here, so
         that no failure is stored.
@@ -64,13 +64,13 @@ class Task:
         dataset, key = DatasetStore(self.spec), self.partition.key
         try:
             with nullcontext() if self.holder is None else self.holder.held(dataset, key):
-                return run_partition(
-                    self.spec, self.partition, self.schema, first=self.first, markers=self.markers, started=started
-                )
+                steps = partition_steps(self.spec, self.partition, self.schema, first=self.first, markers=self.markers)
+                for step in steps:
+                    yield step.name if isinstance(step, Stage) else step
         except MmAssetsError as error:
             failure = StageFailure.of(error, stage=self.first_stage, partition=key)
             retry_after = error.seconds if isinstance(error, LeasedError) else None
-            return failed_report(failure, is_refused=True, retry_after=retry_after)
+            yield failed_report(failure, is_refused=True, retry_after=retry_after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Ended:
 
 
 Started: TypeAlias = Callable[[Task, str], object]
-"""Is called with a task that begins to work and an empty text, then with the name of each stage that is known."""
+"""Is called with a task that begins to work and an empty text, then with the name of each stage."""
 
 
 def unobserved(task: Task, stage: str) -> None:

@@ -107,7 +107,11 @@ class Processes:
         if self._here:
             task = self._here.popleft()
             self._started(task, "")
-            return [Ended(task=task, report=task.run(started=lambda stage: self._started(task, stage.name)))]
+            for step in task.steps():
+                if isinstance(step, str):
+                    self._started(task, step)
+                else:
+                    return [Ended(task=task, report=step)]
         found, self._ended = self._ended, []
         if found:
             return found
@@ -212,7 +216,8 @@ def _work(theirs: connection.Connection, num_processes: int) -> None:
     with suppress(EOFError, BrokenPipeError):
         while True:
             task: Task = theirs.recv()
-            theirs.send(task.run(started=lambda stage: theirs.send(stage.name)))
+            for step in task.steps():
+                theirs.send(step)
 
 
 def _end_with_parent() -> None:

@@ -4,8 +4,9 @@ A task asks for one processor, for memory, and for scratch space where the nodes
 ``scratch``, in bytes (``ray start --resources '{"scratch": 100e9}'``). Ray never repeats a task: every loss is
 reported. Workers read and write the dataset's storage, and know neither Dagster nor its database.
 
-A Ray task says on which node it begins, then how each of its partitions ended. A thread receives that as it arrives, so
-that the cost of a message does not depend on how many tasks are in flight.
+A Ray task says on which node it begins, then which stage of which partition does, and how each partition ended. A
+thread receives that as it arrives, so that the cost of a message, 0.15 ms, does not depend on how many tasks are in
+flight.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _SCRATCH = "scratch"
 _MOST_ASKED = 1 << 49  # bytes: Ray counts ten-thousandths in 64 bits, and a larger number wraps around to a small one
 _LOST_HOSTS = {"NodeDiedError", "LocalRayletDiedError", "ObjectLostError", "OwnerDiedError", "RaySystemError"}
 
-_Report = tuple[int, PartitionReport]  # of the task with this number in its group
-_Message = str | _Report | Exception | None  # the node that a group began on; how it ended, without a report
+_Step = tuple[int, str | PartitionReport]  # of the task with this number in its group: a stage begins, or its report
+_Message = str | _Step | Exception | None  # the node that a group began on; how it ended, without a report
 
 
 class RayTasks:
@@ -63,7 +64,7 @@ class RayTasks:
         num_tasks: how many are at work at a time; None takes as many as the cluster has processors and memory for. A
             cluster that starts nodes on demand needs a number.
         memory: bytes that a task asks for.
-        started: as that of `open_engine`; the names of stages are not known.
+        started: as that of `open_engine`.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -249,7 +250,12 @@ class RayTasks:
             self._started(group.left[0], "")
             return
         if isinstance(message, tuple):
-            ended = group.reported(*message)
+            number, step = message
+            if isinstance(step, str):
+                group.stage = step
+                self._started(group.left[0], step)
+                return
+            ended = group.reported(number, step)
             del self._groups[ended.task]
             if group.left:
                 self._started(group.left[0], "")
@@ -347,6 +353,7 @@ class _Group:
         left: those without a report, of which the first is at work.
         node: that it is on; empty until it began.
         began: when the first of those left did.
+        stage: name of the one that the first of those left is at; empty until it is known.
     """
 
     def __init__(
@@ -368,6 +375,7 @@ class _Group:
         self.left = list(tasks)
         self.node = ""
         self.began: float | None = None
+        self.stage = ""
 
     def fits(self, node: _Node) -> bool:
         """Whether a node has enough for it, when nothing else is at work there."""
@@ -376,12 +384,13 @@ class _Group:
     def reported(self, number: int, report: PartitionReport) -> Ended:
         task = self._tasks[number]
         self.left.remove(task)
-        self.began = time.monotonic()
+        self.began, self.stage = time.monotonic(), ""
         return Ended(task=task, report=report)
 
     def lost(self, loss: Loss) -> Iterator[Ended]:
         for task in self.left:
-            found = Loss(kind=loss.kind, stage=task.first_stage, detail=loss.detail)
+            at_work = self.stage if task is self.left[0] else ""
+            found = Loss(kind=loss.kind, stage=at_work or task.first_stage, detail=loss.detail)
             yield Ended(task=task, loss=found)
 
     def refused(self, detail: str) -> Iterator[Ended]:
@@ -458,7 +467,7 @@ def _unreachable(address: str | None, error: Exception) -> ConfigError:
 # -- on the workers
 
 
-def _work(version: str, host: str, probes: dict[str, str | None], pickled: bytes) -> Iterator[str | _Report]:
+def _work(version: str, host: str, probes: dict[str, str | None], pickled: bytes) -> Iterator[str | _Step]:
     """The id of the node, then what `run_group` yields."""
     import ray
 
@@ -466,7 +475,7 @@ def _work(version: str, host: str, probes: dict[str, str | None], pickled: bytes
     yield from run_group(version, host, probes, pickled)
 
 
-def run_group(version: str, host: str, probes: dict[str, str | None], pickled: bytes) -> Iterator[_Report]:
+def run_group(version: str, host: str, probes: dict[str, str | None], pickled: bytes) -> Iterator[_Step]:
     """Runs tasks one after the other, on a worker.
 
     Args:
@@ -476,7 +485,7 @@ def run_group(version: str, host: str, probes: dict[str, str | None], pickled: b
         pickled: the tasks, as classes that another version may not have.
 
     Yields:
-        The number of each task and its report.
+        The number of each task with the name of each stage that it begins, then with its report.
 
     Raises:
         ConfigError: this host has another version.
@@ -492,7 +501,8 @@ def run_group(version: str, host: str, probes: dict[str, str | None], pickled: b
             failure = StageFailure(partition=task.partition.key, stage=task.first_stage, detail=fault)
             yield number, failed_report(failure, is_refused=True)
         else:
-            yield number, task.run()
+            for step in task.steps():
+                yield number, step
 
 
 @cache
