@@ -16,7 +16,7 @@ import click
 
 from mm_assets.cli.document import json_option, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options, partition_option
-from mm_assets.cli.output import echo, inspect_command, report_missing_streams
+from mm_assets.cli.output import echo, look_command, report_missing_streams
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
 
@@ -84,7 +84,7 @@ def command(
     echo(f"{dataset.spec.name}: {report.url}")
     if any(stream["name"] == name for stream in report.manifest.get("added_streams", ())):
         own = declared_imports({"fields": [{"field": field_name}]}) | declared_imports(dataset.spec.pack)
-        inspect = inspect_command(report.url, own, "--format", "mstr")
+        inspect = look_command("inspect", report.url, own, "--format", "mstr")
         echo(f'{name} is in the MSTR files: {inspect}, or mm_assets.open({report.url!r}, format="mstr") in Python')
     streams = [stream["name"] for stream in report.manifest.get("added_streams", ())]
     found = {"stream": name, "partitions": document, "manifest": report.url, "streams_in_manifest": streams}

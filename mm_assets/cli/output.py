@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "echo",
     "error_text",
-    "inspect_command",
+    "look_command",
     "named_in_part",
     "print_table",
     "printable",
@@ -61,10 +61,10 @@ def echo(text: str, *, err: bool = False) -> None:
         click.echo(printable(text), err=err)
 
 
-def inspect_command(url: str, own_fields: Iterable[str], *options: str) -> str:
-    """The command that shows a packed file or manifest, with the import paths of the user's own fields in it."""
+def look_command(command: str, url: str, own_fields: Iterable[str], *options: str) -> str:
+    """A command that shows a packed file or manifest, with the import paths of the user's own fields in it."""
     fields = [word for path in sorted(own_fields) for word in ("--field", path)]
-    return shlex.join(["mm-assets", "inspect", url, *options, *fields])
+    return shlex.join(["mm-assets", command, url, *options, *fields])
 
 
 def table_console() -> Console:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mm_assets.cli.output import echo, inspect_command, print_table
+from mm_assets.cli.output import echo, look_command, print_table
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ def print_manifests(datasets: Mapping[str, Present]) -> None:
         url = dataset.store.url_of("manifest.json")
         echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
         if any(marker.num_samples for marker in present.published().values()):
-            inspect = inspect_command(url, declared_imports(dataset.spec.pack), "--sample", "0")
-            commands.append(f"{inspect}, or mm_assets.open({url!r}) in Python")
+            own = declared_imports(dataset.spec.pack)
+            view, inspect = look_command("view", url, own), look_command("inspect", url, own, "--sample", "0")
+            commands.append(f"{view} (a page in the browser), {inspect}, or mm_assets.open({url!r}) in Python")
     if commands:
         echo(f"next: {commands[0]}")
 

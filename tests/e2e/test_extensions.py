@@ -242,7 +242,9 @@ def test_workers_know_the_field(extensions: Path, shard: Path, dagster_home: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     manifest = tmp_path / "out" / "default" / "manifest.json"
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("next: "))
-    suggested = shlex.split(line.removeprefix("next: ").partition(", or ")[0])
+    view, inspect, _ = line.removeprefix("next: ").split(", ")
+    assert view == f"mm-assets view {manifest} --field gestures:GestureField (a page in the browser)"
+    suggested = shlex.split(inspect)
     assert suggested == f"mm-assets inspect {manifest} --sample 0 --field gestures:GestureField".split()
     shown = run_command(*suggested[1:])
     assert "gesture: GestureField(), 6 present" in shown.stdout, shown.stdout
