@@ -34,6 +34,7 @@ MAX_JPEG_PIXELS = 400_000_000  # of a JPEG for its thumbnail, which is decoded a
 MAX_SHOWN_PIXELS = 100_000_000  # of a file that a browser decodes by itself
 MAX_FRAMES = 200  # of a sequence, an animation or a document
 MAX_ANIMATED_PIXELS = 200_000_000  # of an animation's frames: the last one is decoded after all others, in seconds
+MAX_PASSED_FRAMES = 200_000  # of an animation, which is passed from its first to its last for each picture of a frame
 _MAX_SIDE = 4096  # of a made picture
 _QUALITY = 88
 
@@ -111,7 +112,10 @@ def _frames_of_file(name: str, content: Content, info: ImageInfo, facts: dict[st
     what = "page" if is_pages else "frame"
     count = min(info.num_frames, MAX_FRAMES)
     if not is_pages:
-        count = min(count, max(1, MAX_ANIMATED_PIXELS // max(1, info.width * info.height)))
+        most = min(
+            MAX_ANIMATED_PIXELS // max(1, info.width * info.height), MAX_PASSED_FRAMES // max(1, info.num_frames)
+        )
+        count = min(count, max(1, most))
     if info.has_unread_frames or info.width * info.height > MAX_PIXELS:
         count = 0
     kind = "image/png" if info.channels == 4 else "image/jpeg"

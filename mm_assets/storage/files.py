@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,6 +46,7 @@ class SourceFile:
         size: bytes.
         fingerprint: as in `ShardFile`, when the file was opened.
         modified: likewise.
+        before_reads: called before each read of a `stream`; it may wait, and so pauses who reads the stream.
 
     Raises:
         SourceError: the file is not there or may not be read.
@@ -61,6 +62,7 @@ class SourceFile:
         # Some file systems leave out the host in the URL that they make from a path.
         self.location = described.url if "file" in protocols(self._fs) else url
         self._options = storage_options
+        self.before_reads: Callable[[], object] | None = None
         self._process = os.getpid()
         self._fd = -1
         if "file" in protocols(self._fs):
@@ -258,7 +260,8 @@ class SourceFile:
 
     def stream(self) -> BinaryIO:
         """The whole file from its start, sequentially; each byte is read once."""
-        return io.BufferedReader(self.open(), buffer_size=(4 << 20) if self._fd < 0 else (256 << 10))
+        raw = _RawFile(self, self.before_reads)
+        return io.BufferedReader(raw, buffer_size=(4 << 20) if self._fd < 0 else (256 << 10))
 
     def close(self) -> None:
         """Close the descriptor; ranges already read stay valid."""
@@ -282,8 +285,9 @@ def _endpoint(options: Options) -> dict[str, str]:
 
 
 class _RawFile(io.RawIOBase):
-    def __init__(self, source: SourceFile) -> None:
+    def __init__(self, source: SourceFile, before_reads: Callable[[], object] | None = None) -> None:
         self._source = source
+        self._before_reads = before_reads
         self._at = 0
 
     def readable(self) -> bool:
@@ -300,6 +304,8 @@ class _RawFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
+        if self._before_reads is not None:
+            self._before_reads()
         target = memoryview(buffer).cast("B")
         size = max(min(len(target), self._source.size - self._at), 0)
         target[:size] = self._source.read(self._at, size) if size else b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 import sys
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bind", "limit_memory", "serve", "url_of"]
 
+REQUEST_SECONDS = 30.0  # for a request to arrive whole
 MEMORY = 4 << 30  # bytes beyond those of the start; files that are mapped do not count
 
 
@@ -65,11 +67,16 @@ def limit_memory(size: int = MEMORY) -> None:
 
 
 def serve(app: Guard, sock: socket.socket, *, on_started: Callable[[], None] | None = None) -> None:
-    """Answers requests until the process is interrupted."""
+    """Answers requests until the process is interrupted.
+
+    A connection on which no whole request arrives for `REQUEST_SECONDS` is closed, so that slow ones do not use up the
+    open files of the process.
+    """
     import uvicorn
 
     config = uvicorn.Config(
         app,
+        http=_protocol(),
         log_level="critical",
         access_log=False,
         lifespan="off",
@@ -82,3 +89,44 @@ def serve(app: Guard, sock: socket.socket, *, on_started: Callable[[], None] | N
     if on_started is not None:
         on_started()
     uvicorn.Server(config).run(sockets=[sock])
+
+
+def _protocol() -> type[asyncio.Protocol]:
+    """The HTTP protocol of uvicorn, with a limit for the time that a request takes to arrive."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Impatient(AutoHTTPProtocol):  # type: ignore[valid-type, misc]  # one of two classes, as installed
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._arm()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            super().connection_lost(error)
+            self._disarm()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._is_answering():
+                self._disarm()
+            elif self._timer is None:
+                self._arm()
+
+        def _is_answering(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _arm(self) -> None:
+            self._timer = asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._give_up)
+
+        def _disarm(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _give_up(self) -> None:
+            self._timer = None
+            if not self._is_answering():
+                self.transport.close()
+
+    return Impatient

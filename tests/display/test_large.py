@@ -87,3 +87,12 @@ def test_frames_of_an_animation_are_as_many_as_are_decoded_in_seconds() -> None:
     item = content_item("x.gif", Content.of(target.getvalue()))
     assert len(item.data["frames"]) == 5
     assert "Shown are 5 of 8 frames." in item.note
+
+
+def test_few_frames_of_a_very_long_animation_are_shown() -> None:
+    """Each picture of a frame passes the whole animation: of one with 50,000 frames there are four, and a note."""
+    screen = b"GIF89a" + bytes([64, 0, 64, 0, 0x80, 0, 0]) + bytes(3) + b"\xff" * 3
+    frame = b"\x2c" + bytes([0, 0, 0, 0, 1, 0, 1, 0, 0]) + b"\x02\x02\x44\x01\x00"
+    item = content_item("a.gif", Content.of(screen + frame * 50_000 + b"\x3b"))
+    assert [media.name for media in item.media] == ["animation", *(f"frame-{number}" for number in range(4))]
+    assert item.note == "Shown are 4 of 50,000 frames."

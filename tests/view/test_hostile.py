@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import tarfile
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -226,3 +228,57 @@ def test_members_of_one_name_are_items_of_their_own(tmp_path: Path, view: Open) 
     long = [Item(name="n" * 5000 + str(n), kind="text") for n in range(3)]
     assert len({item.name for item in base.distinct(long)}) == 3
     assert max(len(item.name) for item in base.distinct(long)) < 1100
+
+
+def test_reading_rests_when_no_request_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compressed shard is not read while no request waits, also in the middle of a member, and is read on for one."""
+    archive = write_tar(tmp_path / "x.tar", {"a.bin": os.urandom(8 << 20), "b.txt": b"words"})
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(archive.read_bytes(), 1))
+    read, reads = SourceFile.read, list[int]()
+
+    def slow(self: SourceFile, offset: int, size: int) -> bytes:
+        reads.append(offset)
+        time.sleep(0.05)
+        return read(self, offset, size)
+
+    monkeypatch.setattr(SourceFile, "read", slow)
+    backend = ContainerBackend([SourceFile(str(tmp_path / "x.tar.gz"))], "x")
+    backend.reach(2, 0.4)
+    time.sleep(0.3)
+    before = len(reads)
+    time.sleep(0.5)
+    assert len(reads) == before
+    assert max(reads) < 6 << 20
+    backend.reach(2, 60)
+    assert backend.is_complete
+    assert list(backend.ids(0, 2)) == ["a", "b"]
+    backend.close()
+
+
+def test_a_connection_without_a_request_is_closed(packed: Path) -> None:
+    """One that sends half a request is closed, first or not; one that waits after its request is not."""
+    begin = (
+        "from mm_assets.view import server; server.REQUEST_SECONDS = 1.0; from mm_assets.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", begin, "view", str(packed)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
+        assert viewer.stdout is not None
+        try:
+            url = next(line.split()[-1] for line in viewer.stdout if "http://" in line)
+            port = urlsplit(url).port
+            assert port is not None
+            request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+            with socket.create_connection(("127.0.0.1", port), 20) as half, half.makefile("rb") as answer:
+                half.sendall(request[:20])
+                assert answer.read() == b""
+            with socket.create_connection(("127.0.0.1", port), 20) as slow, slow.makefile("rb") as answer:
+                for _ in range(2):
+                    slow.sendall(request)
+                    assert b" 403 " in answer.readline()
+                    headers = dict(line.lower().split(b": ") for line in iter(answer.readline, b"\r\n"))
+                    answer.read(int(headers[b"content-length"]))
+                    time.sleep(1.5)
+                slow.sendall(request[:20])
+                assert answer.read() == b""
+        finally:
+            viewer.kill()

@@ -2,7 +2,8 @@
 
 Members are read as they are asked for, so that the first page of a shard of any size is there at once. Of a container
 that can be read by ranges only headers are read; contents of any other, which come in one pass, wait in a scratch file.
-A thread of its own reads: one member of a compressed shard may take hours to pass, and no request waits for it.
+A thread of its own reads: one member of a compressed shard may take hours to pass, and no request waits for it. It
+rests in the middle of a member, too, when no request waits any more.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class ContainerBackend(Backend):
         """Adds the members of all shards, one at each step."""
         for number, file in enumerate(self._files):
             self._members.begin(number)
+            file.before_reads = self._rest
             damage: list[ShardDamage] = []
             try:
                 source = self._sources[number] = open_container(file)
@@ -174,6 +176,12 @@ class ContainerBackend(Backend):
         if 0 in self._sources and self._sources[0].seekable and self._files[0].is_local:
             return True
         return time.monotonic() < self._until and len(self._members) <= self._wanted
+
+    def _rest(self) -> None:
+        """Has the thread wait for a request that wants more."""
+        if threading.current_thread() is self._reader and not self._is_wanted():
+            with self._more:
+                self._more.wait_for(lambda: self._closed or self._is_wanted())
 
     def _read_on(self) -> None:
         try:
