@@ -353,7 +353,10 @@ def test_a_lease_of_a_living_process_is_refused_at_once(drive: Drive) -> None:
 
 
 def test_a_task_is_refused_while_its_lease_is_held(dataset: DatasetStore) -> None:
-    """A worker works in the name of its load, beside others of the same load, and stores nothing of what it refuses."""
+    """A worker works in the name of its load, beside others of the same load, and stores nothing of what it refuses.
+
+    The lease ends before the report: who gets that may end the worker, or give the partition to another one.
+    """
     with Leases(dataset, "mine") as mine, Leases(dataset, "other") as other:
         task = Task(spec=dataset.spec, schema=dataset.schema(), partition=dataset.partition("c"), holder=mine.holder)
         with other.held("c"):
@@ -369,6 +372,8 @@ def test_a_task_is_refused_while_its_lease_is_held(dataset: DatasetStore) -> Non
             assert isinstance(report, PartitionReport)
             assert report.ok
             assert stages == ["raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult", "published"]
+        for step in task.steps():
+            assert (other.live("c") is None) == isinstance(step, PartitionReport)
         assert other.live("c") is None
         assert not dataset.store.sizes("leases")
 

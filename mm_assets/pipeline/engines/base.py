@@ -62,15 +62,21 @@ class Task:
         that no failure is stored.
         """
         dataset, key = DatasetStore(self.spec), self.partition.key
+        report: PartitionReport | None = None
         try:
             with nullcontext() if self.holder is None else self.holder.held(dataset, key):
                 steps = partition_steps(self.spec, self.partition, self.schema, first=self.first, markers=self.markers)
                 for step in steps:
-                    yield step.name if isinstance(step, Stage) else step
+                    if isinstance(step, Stage):
+                        yield step.name
+                    else:
+                        report = step
         except MmAssetsError as error:
             failure = StageFailure.of(error, stage=self.first_stage, partition=key)
             retry_after = error.seconds if isinstance(error, LeasedError) else None
-            yield failed_report(failure, is_refused=True, retry_after=retry_after)
+            report = failed_report(failure, is_refused=True, retry_after=retry_after)
+        assert report is not None  # the last of the steps
+        yield report  # without the lease: who gets it may end this process, or give the partition to another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
