@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -68,12 +69,17 @@ class SourceFile:
         if "file" in protocols(self._fs):
             try:
                 # Without O_NONBLOCK, a pipe without a writer, which an unpacked archive may have left, waits for ever.
-                self._fd = os.open(self._path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+                fd = os.open(self._path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             except OSError as error:
                 raise SourceError(url, f"cannot be opened: {reason(error)}") from error
-            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                os.close(self._fd)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
                 raise SourceError(url, "is a pipe or a device, expected a file")
+            self._hold(fd)
+
+    def _hold(self, fd: int) -> None:
+        self._fd = fd
+        self._close_fd = weakref.finalize(self, os.close, fd)  # files are dropped unclosed while others read them
 
     @property
     def is_local(self) -> bool:
@@ -105,7 +111,7 @@ class SourceFile:
             if found.fingerprint == self.fingerprint:
                 detail = f"the storage gave {size} of {self.size} bytes"
             raise SourceError(self.url, f"{detail}: run this again")
-        self._fd = fetched
+        self._hold(fetched)
 
     @property
     def closed(self) -> bool:
@@ -264,11 +270,11 @@ class SourceFile:
         return io.BufferedReader(raw, buffer_size=(4 << 20) if self._fd < 0 else (256 << 10))
 
     def close(self) -> None:
-        """Close the descriptor; ranges already read stay valid."""
+        """Close the descriptor; ranges already read stay valid. A file that nothing refers to is closed too."""
         if self._fd >= 0:
-            os.close(self._fd)
             self._fd = -1
             self.size = 0  # later reads fail on their bounds and not on a reused descriptor
+            self._close_fd()
 
     def __enter__(self) -> SourceFile:
         return self

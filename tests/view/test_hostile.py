@@ -254,6 +254,17 @@ def test_reading_rests_when_no_request_waits(tmp_path: Path, monkeypatch: pytest
     assert list(backend.ids(0, 2)) == ["a", "b"]
     backend.close()
 
+    monkeypatch.setattr(container, "PAGE_SECONDS", 0.2)
+    left = ContainerBackend([SourceFile(str(tmp_path / "x.tar.gz"))], "x")
+    left.reach(2, 0.4)
+    time.sleep(0.3)
+    before = len(reads)
+    left.end_reading()  # as of a partition that others took the place of
+    assert left._reader is not None
+    left._reader.join(20)
+    assert not left._reader.is_alive()
+    assert len(reads) == before
+
 
 def test_a_connection_without_a_request_is_closed(packed: Path) -> None:
     """One that sends half a request is closed, first or not; one that waits after its request is not."""

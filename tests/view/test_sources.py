@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,9 +17,10 @@ from mm_assets.fields import TextField
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.view import open_backend
-from mm_assets.view.backends import folder
+from mm_assets.view.backends import folder, references
 
 from ..pipeline.chain import declare, run_chain
+from ..pipeline.shards import make_shard, png
 from .test_containers import write_tar
 
 Open = Callable[..., TestClient]
@@ -318,3 +320,38 @@ def test_a_shard_of_several_is_opened_once(tmp_path: Path) -> None:
     backend = open_backend([f"{tmp_path}/*.tar"])
     assert backend.partition("one") is backend.partition("one")
     backend.close()
+
+
+def test_partitions_that_are_no_longer_open_can_still_be_read(
+    tmp_path: Path, view: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more partitions than are open at a time all are answered at once, and samples that were shown keep media."""
+    for n in range(5):
+        make_shard(tmp_path / "in" / f"p{n}.tar", {"x.png": png(n, (20, 20)), "x.txt": f"caption {n}"})
+    run_chain(declare(tmp_path / "root", tmp_path / "in"))
+    monkeypatch.setattr(folder, "MAX_OPEN", 1)
+    client = view(tmp_path / "root" / "data")
+    stages = ("shards", "filtered_rows", "packed")
+    shown = [client.get("/api/sample/0", params={"part": f"p0/{stage}"}).json()["items"] for stage in stages]
+    with ThreadPoolExecutor(8) as pool:
+        parts = [f"p{n % 5}/{stage}" for n in range(40) for stage in stages]
+        answers = list(pool.map(lambda part: client.get("/thumbnail/0", params={"part": part}), parts))
+    assert {answer.status_code for answer in answers} == {200}
+    media = [one for items in shown for item in items for one in item["media"]]
+    assert len(media) == 3
+    for one in media:
+        assert len(client.get(one["url"]).content) == one["size"]
+
+
+def test_a_sample_may_name_more_files_than_are_open(
+    tmp_path: Path, view: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file that a sample's rows name is read after all of them were shown, whichever was opened first."""
+    monkeypatch.setattr(references, "MAX_OPEN", 2)
+    contents = [png(n, (20, 20)) for n in range(5)]
+    for n, content in enumerate(contents):
+        (tmp_path / f"{n}.png").write_bytes(content)
+    (tmp_path / "x.jsonl").write_text("".join(f'{{"sample_id": "x", "path": "{n}.png"}}\n' for n in range(5)))
+    client = view(tmp_path / "x.jsonl")
+    media = [one["media"][0]["url"] for one in client.get("/api/sample/0").json()["items"] if one["media"]]
+    assert [client.get(url).content for url in media] == contents

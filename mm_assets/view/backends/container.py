@@ -75,6 +75,7 @@ class ContainerBackend(Backend):
         self._damage: list[str] = []
         self._skipped: Counter[str] = Counter()
         self._complete = False
+        self._left = False  # no further request will ask, but those that do now
         self._closed = False
         self._steps = self._walk()
         self._lock = threading.Lock()  # of what follows
@@ -173,22 +174,27 @@ class ContainerBackend(Backend):
         """
         if self._complete or self._closed:
             return False
-        if 0 in self._sources and self._sources[0].seekable and self._files[0].is_local:
+        if 0 in self._sources and self._sources[0].seekable and self._files[0].is_local and not self._left:
             return True
         return time.monotonic() < self._until and len(self._members) <= self._wanted
 
+    def _is_resumed(self) -> bool:
+        """Has the thread wait until a request wants more; False where none will any more."""
+        with self._more:
+            self._more.notify_all()
+            self._more.wait_for(lambda: self._closed or self._left or self._is_wanted())
+            if self._left and not self._is_wanted():
+                return self._more.wait_for(lambda: self._closed or self._is_wanted(), PAGE_SECONDS) and not self._closed
+            return not self._closed
+
     def _rest(self) -> None:
-        """Has the thread wait for a request that wants more."""
-        if threading.current_thread() is self._reader and not self._is_wanted():
-            with self._more:
-                self._more.wait_for(lambda: self._closed or self._is_wanted())
+        is_reader = threading.current_thread() is self._reader
+        if is_reader and not self._is_wanted() and not self._is_resumed():
+            raise SourceError(self.title, "is no longer shown")  # else it is read to the end of a member without one
 
     def _read_on(self) -> None:
         try:
-            while not (self._complete or self._closed):
-                with self._more:
-                    self._more.notify_all()
-                    self._more.wait_for(lambda: self._closed or self._is_wanted())
+            while not (self._complete or self._closed) and self._is_resumed():
                 ends = time.monotonic() + _SLICE_SECONDS
                 while self._is_wanted() and time.monotonic() < ends:
                     next(self._steps, None)
@@ -198,7 +204,11 @@ class ContainerBackend(Backend):
             self._failure = error
         finally:
             with self._more:
+                self._closed = self._closed or not self._complete
                 self._more.notify_all()
+            self._steps = iter(())  # it refers to this backend, as the next do: a file is closed with its last reader
+            for file in self._files:
+                file.before_reads = None
 
     @property
     def is_complete(self) -> bool:
@@ -359,6 +369,14 @@ class ContainerBackend(Backend):
             if key in self._shards:
                 return self._shards[key]
         raise NoSampleError(f"{self.title} has no shard {key!r}")
+
+    def end_reading(self) -> None:
+        """Ends the thread that reads on, once no request has waited for it for some seconds."""
+        with self._more:
+            self._left = True
+            self._more.notify_all()
+        for shard in self._shards.values():
+            shard.end_reading()
 
     def close(self) -> None:
         """Closes the shards."""

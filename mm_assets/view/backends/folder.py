@@ -223,7 +223,7 @@ class FolderBackend(Backend):
                 found = self._open_version(key[1:]) if is_version else self._open_partition(*key.partition("/")[::2])
                 self._open[key] = found
                 while len(self._open) > MAX_OPEN:
-                    self._open.popitem(last=False)[1].close()
+                    self._open.popitem(last=False)[1].end_reading()  # other requests may still read it
             self._open.move_to_end(key)
             return found
 
@@ -339,6 +339,9 @@ class _PartitionBackend(Backend):
 
     def identity(self, index: int) -> str:
         return self._inner.identity(index)
+
+    def end_reading(self) -> None:
+        self._inner.end_reading()
 
     def close(self) -> None:
         self._inner.close()

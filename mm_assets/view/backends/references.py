@@ -50,11 +50,17 @@ class References:
         file = self._file(ref.path)
         if ref.byte_offset is not None and ref.byte_size is not None:
             file.check(ref.byte_offset, ref.byte_size)
-            start = ref.byte_offset
-            return Content(ref.byte_size, lambda offset, size: file.read(start + offset, size))
+            return self._range(ref.path, ref.byte_offset, ref.byte_size)
         if ref.member is None:
-            return Content(file.size, file.read)
-        return self._held.content((ref.path, ref.member), partial(_member_of, file, ref.member))
+            return self._range(ref.path, 0, file.size)
+        return self._held.content((ref.path, ref.member), partial(self._member, ref.path, ref.member))
+
+    def _range(self, path: str, start: int, size: int) -> Content:
+        """A range of a file, which each read opens again if it is no longer open: a sample may name hundreds."""
+        return Content(size, lambda offset, count: self._file(path).read(start + offset, count))
+
+    def _member(self, path: str, member: str) -> bytes:
+        return _member_of(self._file(path), member)
 
     def _file(self, path: str) -> SourceFile:
         with self._lock:
@@ -62,7 +68,7 @@ class References:
             if file is None:
                 file = self._open[path] = SourceFile(path, self._options)
                 while len(self._open) > MAX_OPEN:
-                    self._open.popitem(last=False)[1].close()
+                    self._open.popitem(last=False)  # it is closed when nothing reads it any more
             self._open.move_to_end(path)
             return file
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
@@ -27,6 +28,7 @@ class Scratch:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._limit = max_bytes
         self._file = tempfile.TemporaryFile(prefix="mm-assets-view-")  # noqa: SIM115  # `close` does
+        weakref.finalize(self, self._file.close)  # it is dropped unclosed while others read it
         self._end = 0
 
     def put(self, content: bytes) -> int | None:
