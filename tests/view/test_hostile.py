@@ -266,6 +266,21 @@ def test_reading_rests_when_no_request_waits(tmp_path: Path, monkeypatch: pytest
     assert len(reads) == before
 
 
+def test_a_compressed_shard_after_a_plain_one_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    """A plain shard is read on while people look; the compressed one after it waits for a request."""
+    plain = write_tar(tmp_path / "a.tar", {"a.txt": b"x"})
+    members = {f"{n:03}.bin": os.urandom(64 << 10) for n in range(100)}
+    packed = tmp_path / "b.tar.gz"
+    packed.write_bytes(gzip.compress(write_tar(tmp_path / "b.tar", members).read_bytes(), 1))
+    backend = ContainerBackend([SourceFile(str(plain)), SourceFile(str(packed))], "x")
+    backend.reach(0, 20)
+    time.sleep(1)
+    assert backend.known() < 50
+    backend.reach(100, 60)
+    assert backend.known() >= 100
+    backend.close()
+
+
 def test_a_connection_without_a_request_is_closed(packed: Path) -> None:
     """One that sends half a request is closed, first or not; one that waits after its request is not."""
     begin = (

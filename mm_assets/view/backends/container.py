@@ -64,6 +64,7 @@ class ContainerBackend(Backend):
         super().__init__(title, "shard" if len(files) == 1 else counted(len(files), "shard"))
         self._files = tuple(files)
         self._sources: dict[int, Source] = {}  # by the number of the file, those that were opened
+        self._reading = -1  # number of the file that was opened last
         self._labels = shard_labels([file.url for file in files])
         self._members = MemberList()
         self._scratch: Scratch | None = None
@@ -92,6 +93,7 @@ class ContainerBackend(Backend):
             damage: list[ShardDamage] = []
             try:
                 source = self._sources[number] = open_container(file)
+                self._reading = number
                 yield from self._of_ranges(source, damage) if source.seekable else self._of_stream(source, damage)
             except MmAssetsError as error:  # the shards after it may be whole
                 self._note_damage(str(error))
@@ -174,7 +176,8 @@ class ContainerBackend(Backend):
         """
         if self._complete or self._closed:
             return False
-        if 0 in self._sources and self._sources[0].seekable and self._files[0].is_local and not self._left:
+        at = self._reading
+        if at >= 0 and self._sources[at].seekable and self._files[at].is_local and not self._left:
             return True
         return time.monotonic() < self._until and len(self._members) <= self._wanted
 
