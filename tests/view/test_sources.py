@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +17,10 @@ from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.fields import TextField
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.storage.files import SourceFile
 from mm_assets.view import open_backend
 from mm_assets.view.backends import folder, references
+from mm_assets.view.backends.row_files import JsonLines
 
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import make_shard, png
@@ -355,3 +358,20 @@ def test_a_sample_may_name_more_files_than_are_open(
     client = view(tmp_path / "x.jsonl")
     media = [one["media"][0]["url"] for one in client.get("/api/sample/0").json()["items"] if one["media"]]
     assert [client.get(url).content for url in media] == contents
+
+
+def test_a_list_is_not_complete_before_its_last_line_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread that asks while lines are found does not hear that these are all."""
+    (tmp_path / "x.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": 3}')
+    lines = JsonLines(SourceFile(str(tmp_path / "x.jsonl")))
+    add, said = lines._add, list[bool]()
+
+    def asked(*given: Any) -> None:
+        said.append(lines.is_complete)
+        add(*given)
+
+    monkeypatch.setattr(lines, "_add", asked)
+    lines.reach()
+    assert said == [False, False, False]
+    assert lines.is_complete
+    assert lines.num_rows == 3

@@ -268,21 +268,18 @@ class JsonLines:
             size = min(_READ, self.file.size - self._at)
             data = self._held + self.file.read(self._at, size)
             start = self._at - len(self._held)
-            self._at += size
+            is_last = self._at + size >= self.file.size
             at = 0
             while (end := data.find(b"\n", at)) >= 0:
                 self._add(start, data, at, end)
                 at = end + 1
-            self._held = data[at:]
-            if self._at >= self.file.size:
+            if is_last:
                 self._add(start, data, at, len(data))
-                self._held = b""
-            elif len(self._held) > MAX_LINE:
-                raise SourceError(
-                    self.file.url,
-                    f"a line has more than {MAX_LINE:,} bytes: it is not a list of JSON",
-                    byte_offset=start,
-                )
+            elif len(data) - at > MAX_LINE:
+                detail = f"a line has more than {MAX_LINE:,} bytes: it is not a list of JSON"
+                raise SourceError(self.file.url, detail, byte_offset=start)
+            self._held = b"" if is_last else data[at:]
+            self._at += size  # last: with it other threads may take all lines to be known
 
     def _add(self, start: int, data: bytes, at: int, end: int) -> None:
         if data[at:end].strip():
