@@ -396,7 +396,7 @@ async def _media(request: Request) -> Response:
     size = media.size if made is None else len(made)
     if read is None or size is None:
         raise HTTPException(404, "These media have no bytes.")
-    return range_response(
+    return await range_response(
         request.headers,
         size=size,
         read=read,
@@ -430,7 +430,9 @@ async def _http_error(_request: Request, error: Exception) -> Response:
 
 
 async def _bug(_request: Request, error: Exception) -> Response:
-    said = "".join(traceback.format_exception(error))
+    # The bytes of an answer that had begun could not be read on, which is not a bug.
+    is_known = isinstance(error.__cause__, MmAssetsError | OSError)
+    said = f"{error.__cause__}" if is_known else "".join(traceback.format_exception(error))
     # It may quote the data, whose control characters a terminal obeys.
     print("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in said), file=sys.stderr)
     return plain_page(500, "The viewer has a bug", f"{type(error).__name__}; the terminal shows where.")

@@ -45,7 +45,7 @@ def wanted_range(header: str | None, size: int) -> tuple[int, int] | None:
     return start, min(int(last) + 1, size) if last else size
 
 
-def range_response(
+async def range_response(
     headers: Headers,
     *,
     size: int,
@@ -67,6 +67,9 @@ def range_response(
         executor: where `read` runs.
         extra: further headers.
         is_head: only the headers are wanted.
+
+    Raises:
+        MmAssetsError, OSError: as `read`, of the first bytes; where later ones cannot be read the answer breaks off.
     """
     tag = f'"{etag}"'
     common = {**extra, "accept-ranges": "bytes", "etag": tag, "content-type": content_type}
@@ -88,7 +91,9 @@ def range_response(
     status = 206 if found is not None else 200
     if is_head:
         return Response(status_code=status, headers=common)
-    return StreamingResponse(_chunks(read, start, stop, executor), status, common)
+    chunks = _chunks(read, start, stop, executor)
+    first = await anext(chunks, b"")  # before the answer begins: then an error can still be one
+    return StreamingResponse(_after(first, chunks), status, common)
 
 
 def _names(header: str | None, tag: str) -> bool:
@@ -96,6 +101,12 @@ def _names(header: str | None, tag: str) -> bool:
     if header is None:
         return False
     return header.strip() == "*" or tag in (part.strip().removeprefix("W/") for part in header.split(","))
+
+
+async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in chunks:
+        yield chunk
 
 
 async def _chunks(read: Callable[[int, int], bytes], start: int, stop: int, executor: Executor) -> AsyncIterator[bytes]:

@@ -234,7 +234,7 @@ async def _media(explorer: Explorer, request: Request) -> Response:
         raise NoSampleError("these media have no bytes")
     content_type, extra = served_type(media.content_type)
     tag = hashlib.sha256(json.dumps([sorted(place.items()), name, size], default=str).encode()).hexdigest()[:32]
-    return range_response(
+    return await range_response(
         request.headers,
         size=size,
         read=read,

@@ -3,7 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from starlette.testclient import TestClient
+
+from mm_assets.view import byte_ranges
+
+from ..pipeline.shards import png
+from .test_containers import write_tar
 
 Open = Callable[..., TestClient]
 
@@ -87,3 +93,24 @@ def test_wrong_numbers_are_refused(view: Open, packed: Path) -> None:
     client = view(packed)
     for query in ("offset=x", "offset=-1", "limit=100000", f"offset={'9' * 30}"):
         assert client.get(f"/api/samples?{query}").status_code == 400, query
+
+
+def test_media_that_cannot_be_read_are_an_error_that_says_why(
+    view: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that was truncated since it was opened is 422 with a message; an answer that had begun breaks off.
+
+    Neither is a bug in the terminal.
+    """
+    path = write_tar(tmp_path / "x.tar", {"a.png": png(1, (200, 200)), "a.txt": b"words"})
+    client = view(path)
+    media = client.get("/api/sample/0").json()["items"][0]["media"][0]
+    path.write_bytes(path.read_bytes()[:600])
+    answer = client.get(media["url"])
+    assert answer.status_code == 422
+    assert "truncated" in answer.json()["detail"]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(byte_ranges, "CHUNK", 50)
+    client.get(media["url"])
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "truncated while being read" in said
