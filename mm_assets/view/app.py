@@ -28,7 +28,7 @@ from mm_assets.view.byte_ranges import range_response
 from mm_assets.view.guard import Guard
 from mm_assets.view.media_types import served_type
 from mm_assets.view.static_files import static_files
-from mm_assets.view.thumbnails import Thumbnails
+from mm_assets.view.thumbnails import Thumbnails, thumbnail_response
 
 __all__ = ["Viewer", "build_app", "build_viewer", "serve_icon", "serve_static"]
 
@@ -367,10 +367,7 @@ async def _thumbnail(request: Request) -> Response:
     }
     if making is None:
         return Response(status_code=304, headers=headers)
-    made = await asyncio.shield(asyncio.wrap_future(making))  # others may wait for it too
-    if made is None:  # not an error: the card shows its text instead
-        return Response(status_code=204, headers=headers)
-    return Response(made, headers=headers, media_type="image/jpeg")
+    return await thumbnail_response(making, headers)
 
 
 async def _media(request: Request) -> Response:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from mm_assets.view.byte_ranges import range_response
 from mm_assets.view.explorer import PAGE, Explorer, explorer_of
 from mm_assets.view.media_types import served_type
 from mm_assets.view.parameters import optional_of, text_of, whole_of
+from mm_assets.view.thumbnails import thumbnail_response
 
 __all__ = ["explore_routes"]
 
@@ -197,8 +197,7 @@ def _item(explorer: Explorer, request: Request) -> dict[str, Any]:
 
 async def _thumbnail(explorer: Explorer, request: Request) -> Response:
     viewer, place = request.app.state.viewer, _place(request)
-    shards = explorer.dataset.partitions().get(place["partition"])
-    identity = fingerprint("explore", *sorted(place.items()), None if shards is None else shards.fingerprints)
+    identity = await _run(explorer.threads, partial(_identity, explorer, place))
 
     def picture() -> Picture:
         return _picture(identity, partial(explorer.item, place))
@@ -206,10 +205,13 @@ async def _thumbnail(explorer: Explorer, request: Request) -> Response:
     headers = {"etag": f'"{identity}"', "cache-control": "private, max-age=3600"}
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
-    made = await asyncio.wrap_future(viewer.thumbnails.get(identity, picture))
-    if made is None:
-        return Response(status_code=204, headers=headers)
-    return Response(made, headers=headers, media_type="image/jpeg")
+    return await thumbnail_response(viewer.thumbnails.get(identity, picture), headers)
+
+
+def _identity(explorer: Explorer, place: Mapping[str, Any]) -> str:
+    """Changes when the shards of the place's partition do."""
+    shards = explorer.dataset.partitions().get(place["partition"])
+    return fingerprint("explore", *sorted(place.items()), None if shards is None else shards.fingerprints)
 
 
 def _picture(identity: str, item: Callable[[], Item]) -> Picture:
@@ -219,13 +221,13 @@ def _picture(identity: str, item: Callable[[], Item]) -> Picture:
 async def _media(explorer: Explorer, request: Request) -> Response:
     place, name = _place(request), request.path_params["name"]
 
-    def work() -> Media:
+    def work() -> tuple[Media, str]:
         found = next((one for one in explorer.item(place).media if one.name == name), None)
         if found is None:
             raise NoSampleError("the content has no such media")
-        return found
+        return found, fingerprint(_identity(explorer, place), name, found.size)
 
-    media = await _run(explorer.threads, work)
+    media, tag = await _run(explorer.threads, work)
     read, size = media.read, media.size
     if media.make is not None:
         made = await _run(request.app.state.viewer.makers, media.make)
@@ -233,7 +235,6 @@ async def _media(explorer: Explorer, request: Request) -> Response:
     if read is None or size is None:
         raise NoSampleError("these media have no bytes")
     content_type, extra = served_type(media.content_type)
-    tag = hashlib.sha256(json.dumps([sorted(place.items()), name, size], default=str).encode()).hexdigest()[:32]
     return await range_response(
         request.headers,
         size=size,

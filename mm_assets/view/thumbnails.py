@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from starlette.responses import Response
+
 from mm_assets.display import thumbnail
+from mm_assets.errors import SourceError
 from mm_assets.view.backends.base import Picture
 
-__all__ = ["Thumbnails"]
+__all__ = ["Thumbnails", "thumbnail_response"]
 
 THREADS = 2
 CACHED_BYTES = 32 << 20
@@ -69,7 +73,7 @@ class Thumbnails:
 
     def _make(self, identity: str, picture: Callable[[], Picture]) -> bytes | None:
         try:
-            made = next(filter(None, (thumbnail(item()) for item in picture().items)), None)
+            made = _first_of(picture())
         except BaseException:
             with self._lock:
                 self._end(identity)
@@ -95,3 +99,35 @@ class Thumbnails:
     def close(self) -> None:
         """Ends the threads; what waits is given up."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _first_of(picture: Picture) -> bytes | None:
+    """The JPEG of the first item that has one; `SourceError` where none has and one could not be read."""
+    fault: SourceError | None = None
+    for item in picture.items:
+        try:
+            made = thumbnail(item())
+        except SourceError as error:
+            fault = error
+            continue
+        if made is not None:
+            return made
+    if fault is not None:
+        raise fault
+    return None
+
+
+async def thumbnail_response(making: Future[bytes | None], headers: Mapping[str, str]) -> Response:
+    """The answer with a thumbnail; where there is none it is empty and no error: the card shows its text instead.
+
+    Args:
+        making: gives the JPEG.
+        headers: of the answer, with which a browser may store it.
+    """
+    try:
+        made = await asyncio.shield(asyncio.wrap_future(making))  # others may wait for it too
+    except SourceError:  # it may be readable the next time
+        return Response(status_code=204, headers={"cache-control": "no-store"})
+    if made is None:
+        return Response(status_code=204, headers=headers)
+    return Response(made, headers=headers, media_type="image/jpeg")

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from mm_assets.errors import SourceError
+from mm_assets.storage.files import SourceFile
 from mm_assets.view import byte_ranges
 
 from ..pipeline.shards import png
+from .conftest import viewer_of
 from .test_containers import write_tar
 
 Open = Callable[..., TestClient]
@@ -93,6 +96,29 @@ def test_wrong_numbers_are_refused(view: Open, packed: Path) -> None:
     client = view(packed)
     for query in ("offset=x", "offset=-1", "limit=100000", f"offset={'9' * 30}"):
         assert client.get(f"/api/samples?{query}").status_code == 400, query
+
+
+@pytest.mark.parametrize("kind", ["tar", "jsonl"])
+def test_a_storage_that_fails_once_leaves_no_empty_card(
+    view: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A thumbnail that could not be read is an empty answer which no browser stores, and is made the next time."""
+    write_tar(tmp_path / "x.tar", {"a.png": png(1, (20, 20))})
+    (tmp_path / "a.png").write_bytes(png(1, (20, 20)))
+    (tmp_path / "x.jsonl").write_text('{"sample_id": "a", "path": "a.png"}')
+    client = view(tmp_path / f"x.{kind}")
+    (entry,) = client.get("/api/samples").json()["entries"]
+    assert client.get(entry["picture"]).status_code == 200  # which began with the page
+    viewer_of(client).thumbnails._cached.clear()
+
+    def failing(_self: SourceFile, _offset: int, _size: int) -> bytes:
+        raise SourceError("s3://bucket/x", "the connection was reset")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SourceFile, "read", failing)
+        answer = client.get(entry["picture"])
+    assert (answer.status_code, answer.headers["cache-control"]) == (204, "no-store")
+    assert client.get(entry["picture"]).content.startswith(b"\xff\xd8")
 
 
 def test_media_that_cannot_be_read_are_an_error_that_says_why(

@@ -8,7 +8,8 @@ from concurrent.futures import CancelledError
 import pytest
 from PIL import Image
 
-from mm_assets.display import Content, content_item
+from mm_assets.display import Content, Item, content_item
+from mm_assets.errors import SourceError
 from mm_assets.view.backends import Picture
 from mm_assets.view.guard import MAX_IN_FLIGHT, Guard
 from mm_assets.view.thumbnails import THREADS, Thumbnails
@@ -97,6 +98,21 @@ def test_an_error_is_raised_and_not_cached() -> None:
     with pytest.raises(OSError, match="gone"):
         thumbnails.get("1", failing).result(PATIENCE)
     assert thumbnails.get("1", lambda: picture(1, [])).result(PATIENCE) is not None
+    thumbnails.close()
+
+
+def test_content_that_could_not_be_read_is_tried_again() -> None:
+    """One item that cannot be read leaves the picture to the next; where none has one, nothing is cached."""
+
+    def failing() -> Item:
+        raise SourceError("s3://bucket/x.tar", "the connection was reset")
+
+    thumbnails = Thumbnails()
+    chosen = Picture(identity="1", items=(failing, *picture(1, []).items))
+    assert thumbnails.get("1", lambda: chosen).result(PATIENCE) is not None
+    with pytest.raises(SourceError, match="reset"):
+        thumbnails.get("2", lambda: Picture(identity="2", items=(failing,))).result(PATIENCE)
+    assert thumbnails.get("2", lambda: picture(2, [])).result(PATIENCE) is not None
     thumbnails.close()
 
 

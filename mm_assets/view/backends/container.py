@@ -289,7 +289,7 @@ class ContainerBackend(Backend):
         ]
         if not chosen:
             return NO_PICTURE
-        items = tuple(partial(self._item, member, member.name) for member in chosen)
+        items = tuple(partial(self._read_item, member, member.name) for member in chosen)
         return Picture(identity=fingerprint(*map(self._identity, chosen)), items=items)
 
     def identity(self, index: int) -> str:
@@ -313,9 +313,12 @@ class ContainerBackend(Backend):
 
     def _item(self, member: MemberPlace, name: str) -> Item:
         try:
-            return content_item(name, self._content(member), content_type_of_name(content_name(member.name)))
+            return self._read_item(member, name)
         except SourceError as error:
             return Item(name=name, kind="unreadable", note=str(error))
+
+    def _read_item(self, member: MemberPlace, name: str) -> Item:
+        return content_item(name, self._content(member), content_type_of_name(content_name(member.name)))
 
     def _content(self, member: MemberPlace) -> Content:
         """The content of a member, in parts where it is stored as one range."""

@@ -147,7 +147,7 @@ class RowsBackend(Backend):
         place = _pictured(rows)
         if place is None:
             return NO_PICTURE
-        item = partial(self._media_item, rows[place], "picture")
+        item = partial(self._read_media, rows[place], "picture")
         return Picture(identity=self._identity(index, place), items=(item,))
 
     def identity(self, index: int) -> str:
@@ -199,15 +199,18 @@ class RowsBackend(Backend):
         return items
 
     def _media_item(self, row: Mapping[str, Any], name: str) -> Item:
-        content_type = row.get("content_type")
-        claimed = content_type if isinstance(content_type, str) else None
         try:
-            content = row.get("binary_content")
-            if isinstance(content, bytes):
-                return content_item(name, Content.of(content), claimed)
-            return content_item(name, self._references.content(_reference(row, self._table.file.url)), claimed)
+            return self._read_media(row, name)
         except SourceError as error:
             return Item(name=name, kind="unreadable", note=str(error))
+
+    def _read_media(self, row: Mapping[str, Any], name: str) -> Item:
+        content_type = row.get("content_type")
+        claimed = content_type if isinstance(content_type, str) else None
+        content = row.get("binary_content")
+        if isinstance(content, bytes):
+            return content_item(name, Content.of(content), claimed)
+        return content_item(name, self._references.content(_reference(row, self._table.file.url)), claimed)
 
     def close(self) -> None:
         """Closes the table and what its rows name."""
