@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
@@ -136,6 +136,8 @@ async def _body(request: Request) -> dict[str, Any]:
         found = json.loads(await request.body())
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"The request is not JSON: {error}.") from error
+    except ClientDisconnect as error:  # by the guard, which takes no more of it, or by the browser, which reads nothing
+        raise HTTPException(413, "The request is too large.") from error
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise HTTPException(400, "The request is not an object of texts.")
     return found

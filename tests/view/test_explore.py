@@ -108,6 +108,8 @@ def test_a_query_needs_the_origin_of_the_page(client: TestClient) -> None:
     headers = {"origin": "http://127.0.0.1:8000"}
     for body in (b"{", b"[]", b'{"sql": 1}'):
         assert client.post("/api/explore/sql", content=body, headers=headers).status_code == 400
+    without_length = client.post("/api/explore/sql", content=iter([b" " * (2 << 20)]), headers=headers)
+    assert without_length.status_code == 413
 
 
 def test_the_grid_is_filtered_and_ordered(client: TestClient) -> None:
