@@ -114,7 +114,8 @@ def _protocol() -> type[asyncio.Protocol]:
                 self._arm()
 
         def _is_answering(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
+            cycle = self.cycle
+            return cycle is not None and not cycle.response_complete and not cycle.more_body
 
         def _arm(self) -> None:
             self._timer = asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._give_up)

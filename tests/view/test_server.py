@@ -1,10 +1,18 @@
 """Where the server listens, and the URL that it is opened by."""
 
+import asyncio
+import socket
+import threading
+import time
+from typing import Any
+
 import pytest
+import uvicorn
 from click.testing import CliRunner
 
 from mm_assets.cli.main import main
 from mm_assets.errors import ConfigError
+from mm_assets.view import server
 from mm_assets.view.server import bind, url_of
 
 
@@ -69,3 +77,39 @@ def test_storage_options_reach_the_file_system(monkeypatch: pytest.MonkeyPatch) 
     CliRunner().invoke(main, ["view", *arguments, "s3://b/x.tar"])
     expected = {"key": "a", "anon": True, "client_kwargs": {"endpoint_url": "http://localhost:1"}}
     assert given == [(("s3://b/x.tar",), expected)]
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose body stays away is given up after the time for a whole one; one whose body comes is answered."""
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.5)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await asyncio.sleep(1)  # an answer may take longer than a request
+        await send({"type": "http.response.body", "body": body})
+
+    sock = bind("127.0.0.1", 0)
+    viewer = uvicorn.Server(uvicorn.Config(app, http=server._protocol(), log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=viewer.run, kwargs={"sockets": [sock]})
+    thread.start()
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
+    try:
+        with socket.create_connection(sock.getsockname(), 20) as late, late.makefile("rb") as answer:
+            late.sendall(head + b"ab")
+            assert answer.read() == b""
+        with socket.create_connection(sock.getsockname(), 20) as whole, whole.makefile("rb") as answer:
+            whole.sendall(head + b"ab")
+            time.sleep(0.1)
+            whole.sendall(b"cd")
+            lines = iter(answer.readline, b"\r\n")
+            assert b" 200 " in next(lines)
+            list(lines)
+            assert answer.read(4) == b"abcd"
+    finally:
+        viewer.should_exit = True
+        thread.join(20)
