@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import sys
 import threading
@@ -20,13 +19,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from mm_assets.display import Content, Item, Media
+from mm_assets.display import Item, Media
 from mm_assets.errors import MmAssetsError
 from mm_assets.view.answers import Json, plain_page
 from mm_assets.view.backends.base import Backend, Entry, NoSampleError, Page, Picture, fingerprint
-from mm_assets.view.byte_ranges import range_response
 from mm_assets.view.guard import Guard
-from mm_assets.view.media_types import served_type
+from mm_assets.view.media_types import media_response
+from mm_assets.view.parameters import whole_of
 from mm_assets.view.static_files import static_files
 from mm_assets.view.thumbnails import Thumbnails, thumbnail_response
 
@@ -54,7 +53,7 @@ class Viewer:
     Further routes, such as those of exploring, take it from ``request.app.state.viewer``.
 
     Args:
-        backend: what is looked at; the viewer closes it.
+        backend: what is looked at; stays the caller's.
 
     Attributes:
         backend: the same.
@@ -119,13 +118,6 @@ class Viewer:
             "next": page.next,
             "note": page.note,
         }
-
-    def close(self) -> None:
-        """Ends the threads and closes the backend."""
-        self.thumbnails.close()
-        for pool in (self.readers, self.makers, self.queries):
-            pool.shutdown(wait=False, cancel_futures=True)
-        self.backend.close()
 
 
 def build_app(backend: Backend, *, token: str, hosts: Iterable[str] = (), routes: Sequence[BaseRoute] = ()) -> Guard:
@@ -201,20 +193,6 @@ def _viewer(request: Request) -> Viewer:
     return viewer
 
 
-def number(request: Request, name: str, default: int, most: int) -> int:
-    """A whole number of the query, from 0.
-
-    Raises:
-        HTTPException: it is not one, or too large.
-    """
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 18) or int(text) > most:
-        raise HTTPException(400, f"`{name}` is {text[:40]!r}, expected a whole number from 0 to {most}.")
-    return int(text)
-
-
 def _quoted(text: str) -> str:
     from urllib.parse import quote
 
@@ -222,8 +200,6 @@ def _quoted(text: str) -> str:
 
 
 # --- routes -----------------------------------------------------------------------------------------------------------
-
-_MOST = 10**18
 
 
 async def _index(request: Request) -> Response:
@@ -278,8 +254,8 @@ async def _newest(request: Request) -> Response:
 
 async def _samples(request: Request) -> Response:
     viewer, part = _viewer(request), request.query_params.get("part", "")
-    offset = number(request, "offset", 0, _MOST)
-    limit = number(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
+    offset = whole_of(request, "offset", 0)
+    limit = whole_of(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
 
     def work() -> dict[str, Any]:
         backend = viewer.chosen(request)
@@ -294,8 +270,8 @@ async def _samples(request: Request) -> Response:
 async def _find(request: Request) -> Response:
     viewer, part = _viewer(request), request.query_params.get("part", "")
     text = request.query_params.get("q", "")
-    start = number(request, "start", 0, _MOST)
-    limit = number(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
+    start = whole_of(request, "start", 0)
+    limit = whole_of(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
     if not text or len(text) > MAX_TEXT:
         raise HTTPException(400, f"`q` has {len(text)} characters, expected 1 to {MAX_TEXT}.")
 
@@ -342,8 +318,8 @@ def item_json(item: Item, base: str, suffix: str) -> dict[str, Any]:
 
 async def _partitions(request: Request) -> Response:
     viewer = _viewer(request)
-    offset = number(request, "offset", 0, _MOST)
-    limit = number(request, "limit", MAX_LIMIT, MAX_PARTITIONS)
+    offset = whole_of(request, "offset", 0)
+    limit = whole_of(request, "limit", MAX_LIMIT, MAX_PARTITIONS)
     found = await viewer.run(viewer.backend.partitions)
     return Json({"partitions": list(found[offset : offset + limit]), "total": len(found), "offset": offset})
 
@@ -384,24 +360,8 @@ async def _media(request: Request) -> Response:
         return media, fingerprint(backend.identity(index), items[place].name, media.name, media.size)
 
     media, etag = await viewer.run(work)
-    made: bytes | None = None
-    if media.make is not None:
-        made = await asyncio.get_running_loop().run_in_executor(viewer.makers, media.make)
-        etag = hashlib.sha256(made).hexdigest()[:32]
-    content_type, extra = served_type(media.content_type)
-    read = media.read if made is None else Content.of(made).read
-    size = media.size if made is None else len(made)
-    if read is None or size is None:
-        raise HTTPException(404, "These media have no bytes.")
-    return await range_response(
-        request.headers,
-        size=size,
-        read=read,
-        etag=etag,
-        content_type=content_type,
-        executor=viewer.readers,
-        extra={**extra, "cache-control": "private, max-age=3600"},
-        is_head=request.method == "HEAD",
+    return await media_response(
+        request, media, etag=etag, cache="private, max-age=3600", readers=viewer.readers, makers=viewer.makers
     )
 
 

@@ -16,13 +16,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from mm_assets.display import Content, Item, Media
+from mm_assets.display import Item, Media
 from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.view.answers import Json
 from mm_assets.view.backends.base import Backend, NoSampleError, Picture, fingerprint
-from mm_assets.view.byte_ranges import range_response
 from mm_assets.view.explorer import PAGE, Explorer, explorer_of
-from mm_assets.view.media_types import served_type
+from mm_assets.view.media_types import media_response
 from mm_assets.view.parameters import optional_of, text_of, whole_of
 from mm_assets.view.thumbnails import thumbnail_response
 
@@ -30,7 +29,6 @@ __all__ = ["explore_routes"]
 
 T = TypeVar("T")
 
-_MOST = 10**18
 _CONTENT = ("partition", "sample_id", "position", "modality", "shard", "member", "byte_offset")
 
 
@@ -56,9 +54,9 @@ def explore_routes(backend: Backend) -> list[BaseRoute]:
             text_of(r, "score"), _float(r, "at_least"), _float(r, "at_most"), text_of(r, "partition")
         ),
         "versions": lambda e, r: e.versions(),
-        "diff": lambda e, r: e.diff(text_of(r, "old"), text_of(r, "new"), whole_of(r, "offset", 0, _MOST)),
+        "diff": lambda e, r: e.diff(text_of(r, "old"), text_of(r, "new"), whole_of(r, "offset", 0)),
         "diff/samples": lambda e, r: e.diff_samples(
-            text_of(r, "old"), text_of(r, "new"), text_of(r, "partition"), whole_of(r, "offset", 0, _MOST)
+            text_of(r, "old"), text_of(r, "new"), text_of(r, "partition"), whole_of(r, "offset", 0)
         ),
         "compare": lambda e, r: e.compare(
             text_of(r, "old"), text_of(r, "new"), text_of(r, "partition"), text_of(r, "sample_id")
@@ -171,7 +169,7 @@ async def _select(explorer: Explorer, request: Request) -> Response:
             text_of(request, "where"),
             text_of(request, "order"),
             text_of(request, "direction") or "asc",
-            whole_of(request, "offset", 0, _MOST),
+            whole_of(request, "offset", 0),
             limit,
             part=text_of(request, "part"),
         )
@@ -230,20 +228,5 @@ async def _media(explorer: Explorer, request: Request) -> Response:
         return found, fingerprint(_identity(explorer, place), name, found.size)
 
     media, tag = await _run(explorer.threads, work)
-    read, size = media.read, media.size
-    if media.make is not None:
-        made = await _run(request.app.state.viewer.makers, media.make)
-        read, size = Content.of(made).read, len(made)
-    if read is None or size is None:
-        raise NoSampleError("these media have no bytes")
-    content_type, extra = served_type(media.content_type)
-    return await range_response(
-        request.headers,
-        size=size,
-        read=read,
-        etag=tag,
-        content_type=content_type,
-        executor=explorer.threads,
-        extra={**extra, "cache-control": "no-cache"},
-        is_head=request.method == "HEAD",
-    )
+    makers = request.app.state.viewer.makers
+    return await media_response(request, media, etag=tag, cache="no-cache", readers=explorer.threads, makers=makers)

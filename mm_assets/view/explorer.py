@@ -82,15 +82,6 @@ class Explorer:
         self._diffs: OrderedDict[tuple[str, str], history.VersionDiff] = OrderedDict()
         self._rows: OrderedDict[tuple[Any, ...], places.Found] = OrderedDict()
 
-    def close(self) -> None:
-        """Ends queries and threads."""
-        for threads in (self.threads, self.query_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
-        if self._sandbox is not None:
-            self._sandbox[1].close()
-        with self._lock:
-            self._rows.clear()
-
     # --- SQL ----------------------------------------------------------------------------------------------------------
 
     def sandbox(self) -> Sandbox:
