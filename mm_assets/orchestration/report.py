@@ -18,6 +18,7 @@ from mm_assets.orchestration.shown import (
     chart_value,
     counts_table,
     escaped,
+    escaped_in_line,
     is_inline,
     markdown_table,
     rows_table,
@@ -80,7 +81,7 @@ def stage_metadata(spec: DatasetSpec, result: StageResult) -> dict[str, Any]:
     metadata: dict[str, Any] = linked(spec, record.partition)
     metadata |= {f"sample/{number}": sample_value(view) for number, view in enumerate(preview.samples, 1)}
     if record.notes:
-        metadata["notes"] = dg.MetadataValue.md("\n".join(f"- {note}" for note in record.notes))
+        metadata["notes"] = dg.MetadataValue.md("\n".join(f"- {escaped_in_line(note)}" for note in record.notes))
     if result.streams:
         metadata["modalities"] = _streams_table(result)
     if preview.modalities:
@@ -122,10 +123,7 @@ def linked(spec: DatasetSpec, partition: str) -> dict[str, Any]:
 def _first_rows(rows: Sequence[Mapping[str, str]]) -> dg.MarkdownMetadataValue:
     """The first rows, a line per column since these are more than a page is wide, as many as are shown in place."""
     for number, width in ((len(rows), _CELL), (2, _CELL), (1, _CELL), (1, _CELL // 2)):
-        lines = [
-            (shortened(name, width), *(escaped(shortened(row[name], width)) for row in rows[:number]))
-            for name in rows[0]
-        ]
+        lines = [(shortened(name, width), *(shortened(row[name], width) for row in rows[:number])) for name in rows[0]]
         text = markdown_table(("column", *(f"row {n + 1}" for n in range(number))), lines)
         if is_inline(text):
             break
@@ -233,7 +231,7 @@ def _manifest_metadata(spec: DatasetSpec, report: ManifestReport) -> dict[str, A
     if len(shards) > _MAX_SHARDS:
         rows.append((f"and {len(shards) - _MAX_SHARDS:,} more", *[""] * (1 + len(sizes))))
     head = ("partition", "samples", *sizes)
-    left_out = "\n".join(f"- `{key}`: {reason}" for key, reason in report.left_out.items())
+    left_out = "\n".join(f"- `{key}`: {escaped_in_line(reason)}" for key, reason in report.left_out.items())
     missing = "\n".join(f"- `{name}`: {', '.join(keys)}" for name, keys in report.missing_streams.items())
     return {
         "open": dg.MetadataValue.md(

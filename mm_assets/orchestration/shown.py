@@ -22,6 +22,7 @@ __all__ = [
     "chart_value",
     "counts_table",
     "escaped",
+    "escaped_in_line",
     "failure_of",
     "is_inline",
     "markdown_table",
@@ -36,8 +37,9 @@ MAX_INLINE = 999  # characters of Markdown, as JavaScript counts them
 _BAR = 16  # characters of the longest bar in a table
 _MAX_ROWS = 50  # of a table
 _ADDRESS = re.compile(r"://|www\.|@")
-_PIPE = re.compile(r"(?<!\\)\|")
+_LINKED = re.compile(r"https?://|www\.")  # of a text in a line; other URLs are there to be copied
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#+-.!|~&:@"})
+_ESCAPED_IN_LINE = str.maketrans({character: f"\\{character}" for character in "\\`*[]<>|~&"})
 
 
 def failure_of(error: MmAssetsError, *, allow_retries: bool = False) -> dg.Failure:
@@ -87,6 +89,11 @@ def escaped(text: str) -> str:
     return _ADDRESS.sub("\\g<0>\u200b", masked_urls(text)).translate(_ESCAPED)
 
 
+def escaped_in_line(text: str) -> str:
+    """As `escaped`, for what does not begin a line: names and URLs stay as they are, as far as they can."""
+    return _LINKED.sub("\\g<0>\u200b", masked_urls(text)).translate(_ESCAPED_IN_LINE).replace("\n", " ")
+
+
 def is_inline(text: str) -> bool:
     """Whether Dagster shows a Markdown in place."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2 <= MAX_INLINE
@@ -113,13 +120,13 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: s
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: set[int] | None = None) -> str:
-    """A Markdown table; columns of `numbers` are aligned to the right."""
+    """A Markdown table whose cells are plain text; columns of `numbers` are aligned to the right."""
     rule = [" ---: " if n in (numbers or ()) else " --- " for n in range(len(head))]
     return "\n".join([_row(head), f"|{'|'.join(rule)}|", *map(_row, rows)])
 
 
 def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_PIPE.sub(r"\|", masked_urls(cell)).replace("\n", " ") for cell in cells) + " |"
+    return "| " + " | ".join(map(escaped_in_line, cells)) + " |"
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dg.TableMetadataValue:

@@ -47,6 +47,14 @@ def test_hostile_names_are_text() -> None:
     assert "www\\.\u200be\\.org" in text
 
 
+def test_cells_of_a_table_are_text() -> None:
+    """A name in a table is neither a picture, which a page would load, nor HTML or a link; a path can be copied."""
+    hostile = "![x](http://e.org/p.png) <img src=x> [a](b) `c` | d\nwww.e.org"
+    (line,) = text_table(("what",), [(hostile,)]).md_str.splitlines()[2:]
+    assert line == ("| !\\[x\\](http://\u200be.org/p.png) \\<img src=x\\> \\[a\\](b) \\`c\\` \\| d www.\u200be.org |")
+    assert text_table(("file",), [("s3://bucket/a_b-c.tar",)]).md_str.endswith("| s3://bucket/a_b-c.tar |")
+
+
 def test_a_long_table_is_a_table_value() -> None:
     """A table too long for Markdown in place becomes a table value, of which Dagster shows the first rows in place."""
     rows = [(f"partition-{n:05}", str(n)) for n in range(200)]
