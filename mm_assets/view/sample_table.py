@@ -142,6 +142,8 @@ class SampleTable:
             offset=offset,
             limit=limit,
         )
+        if not all(isinstance(row[0], int) for row in found.rows):  # those of another query, which a `union` added
+            return Ordered(error={"error": "this is not a condition", "line": None, "column": None})
         if found.error is not None and _UNKNOWN in found.error["error"]:
             # What is known to the query are the columns that it named.
             said = f"{found.error['error'].partition('!')[0]}, there are {', '.join(self._columns)}"

@@ -101,6 +101,7 @@ def test_several_files_are_one_table(tmp_path: Path, view: Open) -> None:
         ("no_such > 1", 'column "no_such" not found'),
         ("index in (select 1 from read_text('/etc/passwd'))", "read_text"),
         ("true) union select 1, 2 --", ""),
+        ("true) union all select 'x', null from samples where (true", "not a condition"),
         ("index in (select 1 from read_parquet('/dev/fd/0'))", "read_parquet"),
     ],
 )
