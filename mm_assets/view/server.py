@@ -7,6 +7,7 @@ import errno
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ from mm_assets.errors import ConfigError
 if TYPE_CHECKING:
     from mm_assets.view.guard import Guard
 
-__all__ = ["bind", "limit_memory", "serve", "url_of"]
+__all__ = ["allow_open_files", "bind", "limit_memory", "serve", "url_of"]
 
 REQUEST_SECONDS = 30.0  # for a request to arrive whole
+OPEN_FILES = 1 << 16
 MEMORY = 4 << 30  # bytes beyond those of the start; files that are mapped do not count
 
 
@@ -66,6 +68,19 @@ def limit_memory(size: int = MEMORY) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
+def allow_open_files(most: int = OPEN_FILES) -> None:
+    """Lets this process have as many files open as the system allows, at most `most`: every shard looked at is one."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # a system may allow fewer than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def serve(app: Guard, sock: socket.socket, *, on_started: Callable[[], None] | None = None) -> None:
     """Answers requests until the process is interrupted.
 
@@ -86,6 +101,7 @@ def serve(app: Guard, sock: socket.socket, *, on_started: Callable[[], None] | N
         timeout_graceful_shutdown=0,  # an interrupt does not wait for a film to end
         proxy_headers=False,
     )
+    allow_open_files()
     if on_started is not None:
         on_started()
     uvicorn.Server(config).run(sockets=[sock])

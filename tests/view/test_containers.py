@@ -5,13 +5,16 @@ import io
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from mm_assets.display import Item
+from mm_assets.storage import files
 from mm_assets.storage.files import SourceFile
 from mm_assets.view.app import bounded
+from mm_assets.view.backends import choose
 from mm_assets.view.backends.container import ContainerBackend
 
 Open = Callable[..., TestClient]
@@ -213,3 +216,30 @@ def test_samples_are_read_by_several_threads_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(look, [n * 37 % 1980 for n in range(200)]))
     backend.close()
+
+
+def test_of_very_many_shards_only_those_are_opened_that_are_looked_at(
+    tmp_path: Path, view: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first page opens the first shard; the others follow in their order, and one that is none is named."""
+    monkeypatch.setattr(choose, "MAX_TOGETHER", 3)
+    opened: list[str] = []
+
+    class Noted(SourceFile):
+        def __init__(self, url: str, *options: Any) -> None:
+            super().__init__(url, *options)
+            opened.append(Path(url).stem)
+
+    monkeypatch.setattr(files, "SourceFile", Noted)
+    for n in range(5):
+        write_tar(tmp_path / f"s{n}.tar", {f"k{n}-{one}.txt": b"x" for one in range(3)})
+    (tmp_path / "s3.tar").write_bytes(b'{"a": 1}\n')
+    client = view(tmp_path)
+    assert client.get("/api/about").json()["kind"] == "5 shards"
+    assert set(opened) == {"s0"}
+    page = client.get("/api/samples").json()
+    assert [entry["id"] for entry in page["entries"]] == [f"k{n}-{one}" for n in (0, 1, 2, 4) for one in range(3)]
+    assert "s3.tar, at byte 0: is JSON text, not a tar" in page["note"]
+    keys = [part["key"] for part in client.get("/api/partitions").json()["partitions"]]
+    assert keys == [f"s{n}" for n in range(5)]
+    assert client.get("/api/samples", params={"part": "s4"}).json()["total"] == 3

@@ -1,6 +1,7 @@
 """Where the server listens, and the URL that it is opened by."""
 
 import asyncio
+import resource
 import socket
 import threading
 import time
@@ -113,3 +114,16 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.Monke
     finally:
         viewer.should_exit = True
         thread.join(20)
+
+
+def test_as_many_files_may_be_open_as_the_system_allows() -> None:
+    """The soft limit of open files becomes the hard one, at most what is asked for, and is never lowered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        server.allow_open_files(300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+        server.allow_open_files(250)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

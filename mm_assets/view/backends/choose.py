@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["open_backend"]
 
+MAX_TOGETHER = 64  # shards that are opened before the first page; of more each is opened when those before it are read
 _GLOB = "*?["
 _TABLES = (".parquet", ".jsonl", ".ndjson")
 
@@ -118,46 +119,51 @@ def _open_files(urls: Sequence[str], title: str, options: Mapping[str, Any] | No
         return _open_packed(list(urls) if len(urls) > 1 else urls[0], title, options)
     from mm_assets.storage.files import SourceFile
 
+    together = len(urls) <= MAX_TOGETHER
     files: list[SourceFile] = []
     try:
-        for url in urls:
+        for url in urls if together else urls[:1]:
             files.append(SourceFile(url, options))
-        kinds = [_kind(file) for file in files[:1]]
-        if kinds[0] == "packed":
-            for file in files:
-                file.close()
-            return _open_packed(list(urls) if len(urls) > 1 else urls[0], title, options)
-        if kinds[0] == "container":
+        kind = _kind(files[0])
+        if kind == "shard" and together:
             from mm_assets.view.backends.container import ContainerBackend
 
             return ContainerBackend(files, title)
-        if len(files) > 1:
-            for file in files:
-                file.close()
-            return _open_tables(urls, title, options, allowed)
-        return _open_table(files[0], title, options, allowed)
+        if kind == "table" and len(urls) == 1:
+            return _open_table(files[0], title, options, allowed)
     except BaseException:
         for file in files:
             file.close()
         raise
+    for file in files:
+        file.close()
+    if kind == "packed":
+        return _open_packed(list(urls) if len(urls) > 1 else urls[0], title, options)
+    return _open_joined(kind, urls, title, options, allowed)
 
 
-def _open_tables(urls: Sequence[str], title: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Backend:
+def _open_joined(
+    kind: str, urls: Sequence[str], title: str, options: Mapping[str, Any] | None, allowed: Iterable[str]
+) -> Backend:
     from mm_assets.sources.samples import shard_labels
     from mm_assets.view.backends.joined import JoinedBackend
 
     labels, prefixes = shard_labels(list(urls)), tuple(allowed)
-    sources = {labels[url]: partial(_open_one_table, url, options, prefixes) for url in urls}
-    return JoinedBackend(title, counted(len(sources), "table"), sources)
+    sources = {labels[url]: partial(_open_one, kind, url, options, prefixes) for url in urls}
+    return JoinedBackend(title, counted(len(sources), kind), sources)
 
 
-def _open_one_table(url: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Backend:
+def _open_one(kind: str, url: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Backend:
     from mm_assets.storage.files import SourceFile
 
     file = SourceFile(url, options)
     try:
-        if _kind(file) != "table":
-            raise SourceError(url, "is not a table, as the first file is: name files of one kind")
+        if _kind(file) != kind:
+            raise SourceError(url, f"is not a {kind}, as the first file is: name files of one kind")
+        if kind == "shard":
+            from mm_assets.view.backends.container import ContainerBackend
+
+            return ContainerBackend([file], url)
         return _open_table(file, url, options, allowed)
     except BaseException:
         file.close()
@@ -165,7 +171,7 @@ def _open_one_table(url: str, options: Mapping[str, Any] | None, allowed: Iterab
 
 
 def _kind(file: SourceFile) -> str:
-    """Whether a file is packed, a container of members, or a table of rows."""
+    """What a file is: ``packed``, a ``shard``, or a ``table`` of rows."""
     from mm_assets.formats.records import MSTR_MAGIC, MULT_MAGIC
     from mm_assets.sources.base import detect
     from mm_assets.sources.head import HEAD_BYTES
@@ -175,11 +181,11 @@ def _kind(file: SourceFile) -> str:
     if head[:4] in (MULT_MAGIC, MSTR_MAGIC):
         return "packed"
     if TarSource.accepts(head):  # the first that is asked anyway, without what tables of rows import
-        return "container"
+        return "shard"
     from mm_assets.rows.base import source_formats
 
     found = detect(file, source_formats(None, where="arguments"))
-    return "container" if hasattr(found, "members") else "table"
+    return "shard" if hasattr(found, "members") else "table"
 
 
 def _open_table(file: SourceFile, title: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Backend:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FolderBackend", "open_dataset_store"]
 
-MAX_OPEN = 32  # partitions
+MAX_OPEN = 64  # partitions: a page of rows may have samples of 50
 MAX_READ_MARKERS = 200  # beside those that the cache of markers knows
 LISTING_SECONDS = 5.0  # for which a list of partitions is used again
 _VERSION = re.compile(r"@[0-9a-f]{64}")  # no key of a partition begins so
