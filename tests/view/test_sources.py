@@ -2,7 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -322,6 +324,33 @@ def test_a_shard_of_several_is_opened_once(tmp_path: Path) -> None:
         write_tar(tmp_path / f"{name}.tar", {"a.txt": b"x"})
     backend = open_backend([f"{tmp_path}/*.tar"])
     assert backend.partition("one") is backend.partition("one")
+    backend.close()
+
+
+def test_a_long_list_of_partitions_holds_up_nothing_and_is_used_again(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While partitions are listed one of them can be read; a list that took longer than it is used for is used."""
+    monkeypatch.setattr(folder, "LISTING_SECONDS", 0.4)
+    backend = open_backend([str(dataset)])
+    assert isinstance(backend, folder.FolderBackend)
+    real, begun, read = backend._list, list[float](), threading.Event()
+
+    def slow() -> list[Mapping[str, Any]]:
+        begun.append(time.monotonic())
+        assert read.wait(20)
+        time.sleep(0.5)
+        return real()
+
+    monkeypatch.setattr(backend, "_list", slow)
+    with ThreadPoolExecutor(1) as pool:
+        listing = pool.submit(backend.partitions)
+        key = real()[0]["key"]
+        assert backend.partition(key).known() > 0
+        read.set()
+        assert [one["key"] for one in listing.result(20)] == [one["key"] for one in real()]
+    backend.partitions()
+    assert len(begun) == 1
     backend.close()
 
 

@@ -75,6 +75,7 @@ class FolderBackend(Backend):
         self._checked = time.monotonic(), self._digest
         self._lock = threading.Lock()
         self._open: OrderedDict[str, Backend] = OrderedDict()
+        self._listing = threading.Lock()  # of the next: a long list must not hold up who reads a partition
         self._listed: tuple[float, Sequence[Mapping[str, Any]]] | None = None
 
     def _newest_digest(self) -> str | None:
@@ -182,9 +183,10 @@ class FolderBackend(Backend):
 
     def partitions(self) -> Sequence[Mapping[str, Any]]:
         """Every registered partition: its state, samples and bytes as far as they are known without reading much."""
-        with self._lock:
+        with self._listing:
             if self._listed is None or self._listed[0] < time.monotonic():
-                self._listed = time.monotonic() + LISTING_SECONDS, self._list()
+                found = self._list()
+                self._listed = time.monotonic() + LISTING_SECONDS, found  # from its end: it may take longer than that
             return self._listed[1]
 
     def _list(self) -> list[Mapping[str, Any]]:
