@@ -291,6 +291,17 @@ def test_interleaved_json_is_a_document() -> None:
         assert items[1].data["over"] == "a.json"
 
 
+def test_packed_texts_are_the_document_and_their_json_a_tree() -> None:
+    """A packed document is shown once: by its texts with the pictures over them, not by its JSON again."""
+    value = {"texts": ["a", None, SCRIPT, None], "images": [None, "b", None, "c"]}
+    texts, pictures = (shown(*CASES[name][:2], name=name) for name in ("texts", "images"))
+    items = linked([texts, pictures, shown(JSONField(), value, "metadata")])
+    assert [item.kind for item in items] == ["document", "images", "json"]
+    assert items[1].data["over"] == "texts"
+    other = linked([texts, pictures, shown(JSONField(), {**value, "texts": ["b", None, "c", None]}, "metadata")])
+    assert [item.kind for item in other] == ["document", "images", "document"]
+
+
 def test_documents_without_names_have_their_pictures_in_order() -> None:
     """A document that names no member shows the pages of its TIFF one after the other."""
     value = {"texts": [None, "x", None], "images": ["page_0_image_3", None, "page_1_image_9"]}

@@ -299,12 +299,15 @@ function body(item, context) {
 function itemSections(items, prefix = "item") {
   const elements = new Map();
   const context = { items, clock: new EventTarget(), mount: (name) => elements.get(name) ?? null };
-  const rank = (item) => (ORDER.indexOf(item.kind) + ORDER.length + 1) % (ORDER.length + 1);
+  // A document without pictures is text: it does not take the place of what is seen or heard.
+  const isText = (item) => item.data.blocks.every((block) => block.kind === "text") && !items.some((one) => one.kind === "images" && one.data.over === item.name);
+  const kindOf = (item) => (item.kind === "document" && isText(item) ? "text" : item.kind);
+  const rank = (item) => (ORDER.indexOf(kindOf(item)) + ORDER.length + 1) % (ORDER.length + 1);
   const shown = items.filter((item) => item.kind !== "absent").toSorted((a, b) => rank(a) - rank(b));
   const sections = shown.map((item, place) => {
     const holder = h("div", { class: "body" });
     elements.set(item.name, holder);
-    return h("section", { class: `item ${item.kind}${WIDE.has(item.kind) ? " wide" : ""}`, "aria-labelledby": `${prefix}-${place}`, "data-kind": item.kind, "data-name": item.name },
+    return h("section", { class: `item ${item.kind}${WIDE.has(kindOf(item)) ? " wide" : ""}`, "aria-labelledby": `${prefix}-${place}`, "data-kind": item.kind, "data-name": item.name },
       h("header", {}, h("h2", { id: `${prefix}-${place}` }, item.name), h("span", { class: "kind" }, item.kind)),
       facts(item), item.note ? h("p", { class: `note${item.kind === "unreadable" ? " bad" : ""}` }, item.note) : null, holder);
   });
