@@ -306,7 +306,7 @@ function drawHistogram(api, found, state, now) {
     const at = (tick / 4) * bins.length;
     plot.append(svg("text", { x: x(at), y: bottom + 22, class: "x-tick", "text-anchor": tick === 0 ? "start" : tick === 4 ? "end" : "middle" }, short(valueAt(at))));
   }
-  plot.append(svg("text", { x: PAD.left, y: 18, class: "x-tick" }, `${count(most)} rows${isRoot ? ", heights by square root" : ""}${found.is_log ? ", bins of equal ratio" : ""}`));
+  plot.append(svg("text", { x: PAD.left, y: 18, class: "x-tick" }, `up to ${plural(most, "row")} in a bar${isRoot ? ", heights by square root" : ""}${found.is_log ? ", widths of equal ratio" : ""}`));
   for (const limit of score.limits) {
     const at = x(placeOfValue(limit.value));
     plot.append(svg("line", { x1: at, x2: at, y1: PAD.top, y2: bottom, class: "x-applied" }, svg("title", {}, `${limit.filter}.${limit.setting}: ${short(limit.value)}`)));
@@ -479,7 +479,7 @@ async function showOrigin(root, api, now) {
   };
   root.replaceChildren(
     h("form", { class: "x-controls", onsubmit: submit }, field(api, "Shard", inputs.shard), field(api, "Member", inputs.member), field(api, "or byte", inputs.byte), h("button", { type: "submit", class: "x-main" }, "Find samples")),
-    now.sample_id ? h("div", { class: "bar" }, h("h2", { class: "x-grow" }, now.sample_id), now.partition ? h("a", { class: "button", href: openLink(api, now.partition, now.sample_id) }, "Open the sample") : null) : null,
+    now.sample_id ? h("div", { class: "bar" }, h("h2", { class: "x-grow" }, now.sample_id), now.partition ? h("a", { class: "button", href: openLink(api, now.partition, now.sample_id) }, "Open the sample") : null) : "",
     place);
   if (now.sample_id) {
     if (now.partition) await fill(api, place, () => originOf(api, { part: now.partition, sample_id: now.sample_id }));
