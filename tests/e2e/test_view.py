@@ -139,6 +139,44 @@ def test_the_grid_is_sorted_and_filtered(packed: Path, browse: Callable[..., Any
 
 
 @needs_browser
+def test_samples_follow_each_other_as_their_list_does(packed: Path, browse: Callable[..., Any]) -> None:
+    """Arrows follow the sorted order, over the end of its page, and what a search found; Esc returns there."""
+    page = browse(packed)
+    page.get_by_label("Sort by").select_option("index")
+    page.get_by_label("Direction").select_option("desc")
+    page.locator(".card").first.get_by_text("index: 129").wait_for()
+    page.locator(".card").last.click()
+    page.get_by_role("heading", name="id-080").wait_for()
+    page.get_by_text("#80, in the list's order").wait_for()
+    page.get_by_role("link", name="Next →").wait_for()
+    for key, name in [
+        ("ArrowRight", "id-079"),
+        ("ArrowRight", "id-078"),
+        ("ArrowLeft", "id-079"),
+        ("ArrowLeft", "id-080"),
+    ]:
+        page.get_by_role("link", name="← Previous").wait_for()
+        page.keyboard.press(key)
+        page.get_by_role("heading", name=name).wait_for()
+    page.get_by_role("link", name="Next →").click()
+    page.get_by_role("heading", name="id-079").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".card").first.get_by_text("index: 79").wait_for()
+    assert focused_index(page) == "79"
+    page.keyboard.press("/")
+    page.keyboard.type("9 <img")
+    page.keyboard.press("Enter")
+    page.locator(".card").nth(1).click()
+    page.get_by_role("heading", name="id-019").wait_for()
+    page.get_by_role("link", name="Next →").click()
+    page.get_by_role("heading", name="id-029").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".card", has_text="id-009").wait_for()
+    assert "q=9" in page.url
+    assert focused_index(page) == "29"
+
+
+@needs_browser
 @pytest.mark.parametrize("width", [400, 1400])
 def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any], width: int) -> None:
     """A version that is published meanwhile is said without moving anything, and shown only when it is asked for."""

@@ -106,7 +106,7 @@ def root_of(url: str) -> str:
 
 
 def test_a_query_is_run_and_its_row_opens_a_sample(page: Any, url: str) -> None:
-    """Ctrl+Enter runs the text, the URL has it, a row opens its sample, and going back shows the result again."""
+    """Ctrl+Enter runs the text, the URL has it, a row opens its sample, Esc or going back shows the result again."""
     page.get_by_role("link", name="SQL", exact=True).click()
     editor = page.get_by_label("SQL (DuckDB)")
     editor.fill("select partition, sample_id, image_width from filtered_rows\nwhere image_width > 80")
@@ -122,6 +122,10 @@ def test_a_query_is_run_and_its_row_opens_a_sample(page: Any, url: str) -> None:
     page.get_by_role("cell", name="b11.png").wait_for()
     page.get_by_role("button", name="Read image 0 and compute its checksums").click()
     page.get_by_text("SHA-256").last.wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="Open sample b11").wait_for()
+    page.go_back()
+    page.get_by_role("link", name="↑ Back").wait_for()
     page.go_back()
     page.get_by_role("link", name="Open sample b11").wait_for()
     assert "image_width > 80" in page.get_by_label("SQL (DuckDB)").input_value()

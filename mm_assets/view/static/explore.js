@@ -4,7 +4,7 @@
 // by `api`. What a person moves (a threshold, a text) changes the URL without drawing the page again.
 
 import { baseName, bytesText, choice, count, failure, field, fill, keep, openLink, plural, queryError, say, short, stepLink } from "./explore_tools.js";
-import { showFilter, sortControl as sortBy } from "./filter.js";
+import { filterPage, showFilter, sortControl as sortBy } from "./filter.js";
 import { showCompared, showVersions } from "./versions.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -500,7 +500,7 @@ async function showOrigin(root, api, now) {
 async function openSample(root, api, now) {
   root.replaceChildren(api.h("p", { class: "muted" }, "Looking for the sample…"));
   const found = await api.get("api/explore/locate", { partition: now.partition, sample_id: now.sample_id });
-  if (found.n !== null) await api.go({ part: found.part, n: found.n }, { replace: true });
+  if (found.n !== null) await api.go({ part: found.part, n: found.n, back: now.back }, { replace: true });
   else await api.go({ page: "origin", partition: now.partition, sample_id: now.sample_id }, { replace: true });
 }
 
@@ -514,6 +514,8 @@ export function samplePanel(root, api, now) {
 }
 
 // --- pages --------------------------------------------------------------------------------------------------------
+
+export { filterPage };
 
 /** What the grid of samples is sorted and filtered by; nothing where the source has no columns. */
 export const sortControl = (api, now) => (found.has_columns ? sortBy(api, now, available) : []);

@@ -53,7 +53,8 @@ export function choice(api, label, options, chosen, onchange) {
     ...options.map(([value, title]) => h("option", { value, selected: value === chosen }, title))));
 }
 
-export const openLink = (api, partition, sampleId) => api.link({ page: "open", partition, sample_id: sampleId });
+/** The URL of a sample, whose page returns to the one that is looked at. */
+export const openLink = (api, partition, sampleId) => api.link({ page: "open", partition, sample_id: sampleId, back: location.search.slice(1) });
 
 export function queryError(api, found, sql, editor) {
   const { h } = api;
