@@ -178,6 +178,24 @@ def test_samples_follow_each_other_as_their_list_does(packed: Path, browse: Call
 
 @needs_browser
 @pytest.mark.parametrize("width", [400, 1400])
+def test_a_shard_shows_the_ends_of_ids_and_why_it_is_not_sorted(
+    tmp_path: Path, browse: Callable[..., Any], width: int
+) -> None:
+    """A card shows the end of a long id, in which it differs from others; the page says that it is in stored order."""
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for number in range(3):
+            tar.addfile(tarfile.TarInfo(f"{'episode_' * 9}{number:04}.txt"))
+    page = browse(tmp_path / "x.tar", width)
+    page.get_by_text("In stored order").wait_for()
+    for number in range(3):
+        card, end = (page.locator(f".card >> nth={number}{inner}") for inner in ("", " >> .id >> span >> nth=1"))
+        assert end.inner_text() == f"ode_{number:04}"
+        right = end.bounding_box()["x"] + end.bounding_box()["width"]
+        assert right <= card.bounding_box()["x"] + card.bounding_box()["width"]
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [400, 1400])
 def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any], width: int) -> None:
     """A version that is published meanwhile is said without moving anything, and shown only when it is asked for."""
     (tmp_path / "in").mkdir()

@@ -207,6 +207,11 @@ function showFrame(now) {
 
 // --- pages --------------------------------------------------------------------------------------------------------
 
+/** An id in two parts, of which the first is shortened where there is no room: ids often differ in their ends alone. */
+function idParts(id) {
+  return /^[ -~]{17,}$/.test(id) ? [h("span", {}, id.slice(0, -8)), h("span", {}, id.slice(-8))] : [id];
+}
+
 /** A card of the grid; `back` is the query of the page that its sample returns to, where that is not the grid. */
 export function card(entry, part = state().part, back = undefined) {
   const picture = entry.picture
@@ -216,7 +221,7 @@ export function card(entry, part = state().part, back = undefined) {
   return h("li", {}, h("a", { class: "card", href: link({ part, n: entry.index, back }), "data-index": entry.index },
     h("div", { class: "thumb" }, picture),
     h("div", { class: "words" },
-      h("span", { class: "id", title: entry.id }, entry.id),
+      h("span", { class: "id", title: entry.id }, ...idParts(entry.id)),
       entry.note ? h("span", { class: "text warning", title: entry.note }, entry.note)
         : entry.picture && entry.text ? h("span", { class: "text" }, entry.text) : null,
       h("span", { class: "names" }, entry.names.join(" · ")))));

@@ -517,8 +517,9 @@ export function samplePanel(root, api, now) {
 
 export { filterPage };
 
-/** What the grid of samples is sorted and filtered by; nothing where the source has no columns. */
-export const sortControl = (api, now) => (found.has_columns ? sortBy(api, now, available) : []);
+/** What the grid of samples is sorted and filtered by, or why it is not. */
+export const sortControl = (api, now) => (found.has_columns ? sortBy(api, now, available)
+  : [api.h("span", { class: "muted" }, "In stored order: sorting and filtering take packed samples.")]);
 
 /** The pages of the navigation by their name in the URL; there are three more, which other pages lead to. */
 export const pages = {};
