@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import mm_assets
-from mm_assets.display import Content, column_item, content_item, linked, sample_html, thumbnail, value_item
+from mm_assets.display import (
+    Content,
+    absent_item,
+    column_item,
+    content_item,
+    linked,
+    sample_html,
+    thumbnail,
+    value_item,
+)
 from mm_assets.fields import (
     AudioField,
     BytesField,
@@ -300,6 +309,17 @@ def test_packed_texts_are_the_document_and_their_json_a_tree() -> None:
     assert items[1].data["over"] == "texts"
     other = linked([texts, pictures, shown(JSONField(), {**value, "texts": ["b", None, "c", None]}, "metadata")])
     assert [item.kind for item in other] == ["document", "images", "document"]
+
+
+def test_notebooks_show_documents_in_reading_order() -> None:
+    """A notebook has the pictures of a document between its texts, once, and absent modalities in one line."""
+    texts, pictures = (shown(*CASES[name][:2], name=name) for name in ("texts", "images"))
+    html = sample_html([*linked([texts, pictures]), absent_item("one"), absent_item("<two>")])
+    places = [html.index(">a<"), html.index("<img"), html.index("alert"), html.rindex("<img")]
+    assert places == sorted(places)
+    assert html.count("<img") == 2
+    assert "shown in texts" in html
+    assert "Not in this sample: one, &lt;two&gt;" in html
 
 
 def test_documents_without_names_have_their_pictures_in_order() -> None:
