@@ -209,7 +209,7 @@ function showFrame(now) {
 
 /** An id in two parts, of which the first is shortened where there is no room: ids often differ in their ends alone. */
 function idParts(id) {
-  return /^[ -~]{17,}$/.test(id) ? [h("span", {}, id.slice(0, -8)), h("span", {}, id.slice(-8))] : [id];
+  return /^[ -~]{12,}$/.test(id) ? [h("span", {}, id.slice(0, -6)), h("span", {}, id.slice(-6))] : [id];
 }
 
 /** A card of the grid; `back` is the query of the page that its sample returns to, where that is not the grid. */

@@ -84,7 +84,7 @@ async function showSql(root, api, now) {
     h("div", { class: "x-sql" },
       h("form", { class: "x-editor", onsubmit: (event) => { event.preventDefault(); start({ push: true }); } },
         field(api, "SQL (DuckDB)", editor),
-        h("div", { class: "bar" }, run, cancel, h("span", { id: "sql-help", class: "muted" }, "Ctrl+Enter runs it. One statement that reads; 15 seconds, 1,000 rows."))),
+        h("div", { class: "bar" }, run, cancel, h("span", { id: "sql-help", class: "muted" }, "Ctrl+Enter runs it. Rows with partition and sample_id open their sample. One statement that reads; 15 seconds, 1,000 rows."))),
       h("details", { class: "x-side", open: matchMedia("(min-width: 900px)").matches }, h("summary", {}, "Relations"), relations)),
     result);
   fill(api, relations, async () => {
