@@ -233,7 +233,7 @@ def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any], 
 
 @needs_browser
 def test_samples_are_looked_at_with_the_keyboard_alone(packed: Path, browse: Callable[..., Any]) -> None:
-    """Arrows move in the grid, Enter opens, arrows turn, Escape returns to the card, `/` searches, `?` helps."""
+    """Arrows move in the grid, Enter opens, arrows turn, links keep the focus, Escape returns, `/` searches, `?` helps."""
     page = browse(packed)
     page.locator(".card").nth(49).wait_for()
     assert "t=" not in page.url
@@ -250,8 +250,13 @@ def test_samples_are_looked_at_with_the_keyboard_alone(packed: Path, browse: Cal
     assert page.url.endswith("/?n=1")
     page.keyboard.press("ArrowRight")
     page.get_by_role("heading", name="id-002").wait_for()
+    page.get_by_role("link", name="Next →").focus()
+    for number in (3, 4):
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name=f"id-00{number}").wait_for()
+        until(page, "document.activeElement?.rel === 'next'")
     page.keyboard.press("Escape")
-    until(page, "document.activeElement?.dataset?.index === '2'")
+    until(page, "document.activeElement?.dataset?.index === '4'")
     page.keyboard.press("/")
     page.keyboard.type("id-12")
     page.keyboard.press("Enter")

@@ -476,9 +476,16 @@ document.addEventListener("click", (event) => {
   if (target.origin !== location.origin || target.pathname !== location.pathname || target.hash || anchor.target) return;
   event.preventDefault();
   history.pushState({}, "", target.pathname + target.search);
-  const index = anchor.dataset.index;
-  render().then(() => { if (index === undefined) scrollTo(0, 0); else { scrollTo(0, 0); document.getElementById("main").focus({ preventScroll: true }); } });
+  render().then(() => settle(anchor.rel));
 });
+
+/** Shows a new page from its start; the focus, where it was in the page before, goes to the same link or to the content. */
+function settle(rel = "") {
+  scrollTo(0, 0);
+  const main = document.getElementById("main");
+  if (document.activeElement !== document.body) return;
+  (rel && main.querySelector(`a[rel="${CSS.escape(rel)}"][href]`) || main).focus({ preventScroll: true });
+}
 
 addEventListener("popstate", () => render());
 
@@ -500,7 +507,7 @@ document.addEventListener("keydown", (event) => {
   if (key === "?") { event.preventDefault(); help(); return; }
   if (key === "Escape") { if (paging.back) { event.preventDefault(); toGrid(); } return; }
   if (usesArrows(target)) return;
-  const turn = (where) => { if (where) { event.preventDefault(); history.pushState({}, "", where); render().then(() => scrollTo(0, 0)); } };
+  const turn = (where) => { if (where) { event.preventDefault(); history.pushState({}, "", where); render().then(() => settle()); } };
   if (event.altKey) return;
   if (key === "PageDown" && event.shiftKey) return turn(paging.next);
   if (key === "PageUp" && event.shiftKey) return turn(paging.previous);
