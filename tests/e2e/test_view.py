@@ -233,7 +233,7 @@ def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any], 
 
 @needs_browser
 def test_samples_are_looked_at_with_the_keyboard_alone(packed: Path, browse: Callable[..., Any]) -> None:
-    """Arrows move in the grid, Enter opens, arrows turn, links keep the focus, Escape returns, `/` searches, `?` helps."""
+    """Arrows move and turn, Enter opens, links keep the focus, Escape returns to the card, `/` searches, `?` helps."""
     page = browse(packed)
     page.locator(".card").nth(49).wait_for()
     assert "t=" not in page.url

@@ -210,8 +210,12 @@ def test_a_drop_is_looked_at(page: Any, url: str) -> None:
     card.click()
     page.locator(".x-content img, .x-content canvas").first.wait_for()
     page.get_by_text("dropped: image_size.width_below_min").first.wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("12 items of 4 samples").first.wait_for()
+    page.go_forward()
     page.get_by_role("link", name="Its sample, if it is packed").click()
     page.get_by_role("heading", name="a00").wait_for()
+    page.get_by_text("It is not packed.").wait_for()
     assert "page=origin" in page.url
     page.goto(f"{root_of(url)}/?page=drops")
     page.get_by_label("Reason").select_option(label="hidden file (2)")

@@ -151,7 +151,7 @@ function helpDialog() {
   const keys = [
     ["← → ↑ ↓", "move between samples"],
     ["Enter", "open the sample"],
-    ["Esc", "back to the samples"],
+    ["Esc", "back to the samples, or to the page before"],
     ["/", "search: a part of an id, or # and a number"],
     ["Shift+PgDn Shift+PgUp", "page after, page before"],
     ["?", "this help"],
@@ -505,7 +505,10 @@ document.addEventListener("keydown", (event) => {
   if (inText(target) || event.ctrlKey || event.metaKey) return;
   if (key === "/") { event.preventDefault(); document.getElementById("search").select(); document.getElementById("search").focus(); return; }
   if (key === "?") { event.preventDefault(); help(); return; }
-  if (key === "Escape") { if (paging.back) { event.preventDefault(); toGrid(); } return; }
+  if (key === "Escape") {
+    if (paging.back) { event.preventDefault(); toGrid(); } else document.querySelector("#main [data-back]")?.click();
+    return;
+  }
   if (usesArrows(target)) return;
   const turn = (where) => { if (where) { event.preventDefault(); history.pushState({}, "", where); render().then(() => settle()); } };
   if (event.altKey) return;

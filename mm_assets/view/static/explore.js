@@ -218,7 +218,7 @@ async function showContent(root, api, now) {
   const rows = h("div", { id: "rows" });
   const title = now.sample_id ? `${now.sample_id}` : now.member;
   root.replaceChildren(
-    h("div", { class: "bar" }, h("button", { type: "button", onclick: () => history.back() }, "← Back"), h("h2", { class: "x-grow" }, title),
+    h("div", { class: "bar" }, h("button", { type: "button", "data-back": true, onclick: () => history.back() }, "← Back"), h("h2", { class: "x-grow" }, title),
       now.sample_id ? h("a", { class: "button", href: openLink(api, now.partition, now.sample_id) }, "Its sample, if it is packed") : null),
     h("section", { class: "item x-content", "aria-label": "Content" }, holder), rows);
   document.title = title;
@@ -471,6 +471,7 @@ async function originOf(api, parameters) {
 async function showOrigin(root, api, now) {
   const { h } = api;
   const place = h("div", { id: "found" });
+  const packed = h("span", { class: "muted" });
   const inputs = Object.fromEntries([["shard", "captions-00000.tar"], ["member", "0001.jpg"], ["byte", "1536"]].map(([name, example]) => [name,
     h("input", { type: name === "byte" ? "number" : "text", min: "0", id: name, value: now[name] ?? "", placeholder: example, spellcheck: "false", autocapitalize: "off", autocomplete: "off" })]));
   const submit = (event) => {
@@ -479,8 +480,12 @@ async function showOrigin(root, api, now) {
   };
   root.replaceChildren(
     h("form", { class: "x-controls", onsubmit: submit }, field(api, "Shard", inputs.shard), field(api, "Member", inputs.member), field(api, "or byte", inputs.byte), h("button", { type: "submit", class: "x-main" }, "Find samples")),
-    now.sample_id ? h("div", { class: "bar" }, h("h2", { class: "x-grow" }, now.sample_id), now.partition ? h("a", { class: "button", href: openLink(api, now.partition, now.sample_id) }, "Open the sample") : null) : "",
+    now.sample_id ? h("div", { class: "bar" }, h("h2", { class: "x-grow" }, now.sample_id), packed) : "",
     place);
+  if (now.sample_id && now.partition) {
+    api.get("api/explore/locate", { partition: now.partition, sample_id: now.sample_id }).then((found) => packed.append(found.n === null ? "It is not packed."
+      : h("a", { class: "button", href: openLink(api, now.partition, now.sample_id) }, "Open the sample")), (error) => packed.append(error.message));
+  }
   if (now.sample_id) {
     if (now.partition) await fill(api, place, () => originOf(api, { part: now.partition, sample_id: now.sample_id }));
     else place.replaceChildren(h("p", { class: "note" }, "Which partition it is of is not known: select the column `partition` too."));
