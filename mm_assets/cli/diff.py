@@ -12,7 +12,7 @@ import click
 
 from mm_assets.cli.document import json_option, wants_json, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import echo, print_table
+from mm_assets.cli.output import echo, look_command, print_table
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
 
@@ -34,6 +34,7 @@ def command(chosen: DatasetChoice, old: str, new: str, shown: int) -> None:
     A version is `newest`, `previous`, the first 6 or more digits of a manifest's digest (the name of its file in
     `manifests/`), or the path or URL of a manifest. Partitions with the same files are not read.
     """
+    from mm_assets.packing.plan import declared_imports
     from mm_assets.pipeline.versions import diff, find_version
 
     stores = chosen.stores()
@@ -47,6 +48,8 @@ def command(chosen: DatasetChoice, old: str, new: str, shown: int) -> None:
         _write_json(dataset.spec.name, found, limit)
     else:
         _print(dataset.spec.name, found, limit)
+        view = look_command("view", dataset.store.url, declared_imports(dataset.spec.pack))
+        echo(f"next: {view} (page Versions: both side by side)")
 
 
 def _print(dataset: str, found: VersionDiff, limit: int | None) -> None:

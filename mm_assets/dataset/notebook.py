@@ -82,7 +82,11 @@ def dataset_html(dataset: Dataset) -> str:
     head = f"<div><b>Dataset</b> <code>{escape(str(dataset.path))}</code>, {count:,} samples</div>"
     table = f"<table><tr><th>modality</th><th>field</th><th>present</th></tr>{''.join(rows)}</table>"
     samples = [_card(dataset, index) for index in range(min(count, _NUM_SAMPLES))]
-    return f'{head}{table}<div style="display:flex;flex-wrap:wrap;gap:8px">{"".join(samples)}</div>'
+    cards = f'<div style="display:flex;flex-wrap:wrap;gap:8px">{"".join(samples)}</div>'
+    more = (
+        f"<code>show(index)</code> shows a sample whole, <code>mm-assets view {escape(str(dataset.path))}</code> all."
+    )
+    return f'{head}{table}{cards}<div style="opacity:.7;font-size:85%">{more}</div>'
 
 
 def _field_words(field: object) -> str:
@@ -112,6 +116,6 @@ def _card(dataset: Dataset, index: int) -> str:
     text = next((str(item.data["text"]) for item in shown.items if item.kind == "text" and item.data.get("text")), "")
     if text:
         parts.append(f"<div>{escape(text[:_WORDS])}{'…' if len(text) > _WORDS else ''}</div>")
-    kinds = ", ".join(f"{item.name}: {item.kind}" for item in shown.items)
+    kinds = ", ".join(f"{item.name}: {item.kind}" for item in shown.items if item.kind != "absent")
     parts.append(f'<div style="opacity:.7;font-size:80%">{escape(kinds)}</div>')
     return f'<div style="{style}">{"".join(parts)}</div>'

@@ -9,6 +9,7 @@ import base64
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -34,10 +35,11 @@ _SMALL = "opacity:.7;font-size:85%"
 
 
 class _Budget:
-    """Bytes of media that may still be put into the page."""
+    """Bytes of media that may still be put into the page, and the items that are on it."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, items: Sequence[Item]) -> None:
         self.left = size
+        self.items = items
 
     def url(self, data: bytes | None, content_type: str) -> str | None:
         """Data as an address; None where there is none, or where it is too much."""
@@ -54,8 +56,12 @@ def sample_html(items: Iterable[Item], *, budget: int = BUDGET) -> str:
         items: of one sample.
         budget: bytes of media that are put into the page; what does not fit is named instead.
     """
-    left = _Budget(budget)
-    return f'<div class="mm-assets">{"".join(_section(item, left) for item in items)}</div>'
+    found = list(items)
+    left = _Budget(budget, found)
+    sections = "".join(_section(item, left) for item in found if item.kind != "absent")
+    absent = ", ".join(escape(item.name) for item in found if item.kind == "absent")
+    end = f'<div style="{_SMALL}">Not in this sample: {absent}</div>' if absent else ""
+    return f'<div class="mm-assets">{sections}{end}</div>'
 
 
 def _section(item: Item, budget: _Budget) -> str:
@@ -134,6 +140,8 @@ def _image(item: Item, budget: _Budget) -> str:
 
 
 def _images(item: Item, budget: _Budget) -> str:
+    if any(picture is item for one in budget.items for picture in _pictures_of(one, budget)):
+        return f'<div style="{_SMALL}">shown in {escape(str(item.data["over"]))}</div>'
     frames = [frame["media"] for frame in item.data["frames"] if frame["media"]]
     shown = "".join(_picture(item, name, budget, side=256) for name in frames[:_MAX_FRAMES])
     more = f"<div>… {len(frames):,} in all</div>" if len(frames) > _MAX_FRAMES else ""
@@ -272,27 +280,48 @@ def _sheet(item: Item, page: Mapping[str, Any], budget: _Budget) -> str:
     return sheet + (f"<details><summary>text</summary>{_text(words)}</details>" if words else "")
 
 
+def _pictures_of(item: Item, budget: _Budget) -> list[Item]:
+    """The images whose positions are between those of a document's texts."""
+    if item.kind != "document" or "value" in item.data:
+        return []
+    return [one for one in budget.items if one.kind == "images" and one.data.get("over") == item.name]
+
+
 def _document(item: Item, budget: _Budget) -> str:
-    parts = []
-    for block in item.data["blocks"][: 4 * _MAX_ROWS]:
-        if block["kind"] == "picture":
-            parts.append(f'<div style="{_SMALL}">[{escape(str(block["label"]))}]</div>')
-        elif "prefix" in block:
-            prefix = block["prefix"]
-            media = tuple(one for one in item.media if one.name.startswith(prefix))
-            inner = Item(
-                name=str(block["position"]),
-                kind=block["kind"],
-                facts=block["facts"],
-                data=block["data"],
-                media=tuple(replace(one, name=one.name.removeprefix(prefix)) for one in media),
-                note=block["note"],
-            )
-            parts.append(_section(inner, budget))
-        else:
-            parts.append(_text(block["data"]["text"]))
+    drawn: list[tuple[int, Callable[[], str]]]
+    drawn = [(block["position"], partial(_block, item, block, budget)) for block in item.data["blocks"]]
+    drawn += [
+        (frame["position"], partial(_picture, one, frame["media"], budget, side=256))
+        for one in _pictures_of(item, budget)
+        for frame in one.data["frames"]
+        if frame["media"]
+    ]
+    drawn.sort(key=lambda one: one[0])
+    parts = [draw() for _, draw in drawn[: 4 * _MAX_ROWS]]
     rest = _tree(item.data["value"]) if item.data.get("value") else ""
     return f'<div style="max-height:40em;overflow:auto">{"".join(parts)}</div>{rest}'
+
+
+def _block(item: Item, block: Mapping[str, Any], budget: _Budget) -> str:
+    if block["kind"] == "picture":
+        place = block["picture"]
+        owner = next((one for one in budget.items if place and one.name == place["item"]), None)
+        label = f'<div style="{_SMALL}">[{escape(str(block["label"]))}]</div>'
+        return label if owner is None else _picture(owner, place["media"], budget, side=256) + label
+    if block["kind"] == "text" and "segments" not in block["data"]:
+        return _text(block["data"].get("text", ""))
+    prefix = block["prefix"]
+    inner = Item(
+        name=str(block["position"]),
+        kind=block["kind"],
+        facts=block["facts"],
+        data=block["data"],
+        media=tuple(
+            replace(one, name=one.name.removeprefix(prefix)) for one in item.media if one.name.startswith(prefix)
+        ),
+        note=block["note"],
+    )
+    return _section(inner, budget)
 
 
 _KINDS: dict[str, Callable[[Item, _Budget], str]] = {

@@ -22,6 +22,7 @@ __all__ = ["linked"]
 
 _TIMES = ("timestamp", "timestamps", "time", "times", "t")
 _MAX_BLOCKS = 1000
+_SAME = 200  # characters by which a text is known again: a long one ends early in an item
 _WORD_LISTS = ("words", "chunks", "segments")  # as `TimedTextField` takes them
 
 
@@ -103,7 +104,10 @@ def _at(position: float, seconds: Sequence[float], count: int) -> float:
 
 
 def _interleaved(item: Item, items: Sequence[Item]) -> Item:
-    """JSON with ``texts`` and ``images``, at each place one of both, as a document in reading order."""
+    """JSON with ``texts`` and ``images``, at each place one of both, as a document in reading order.
+
+    Where the sample has these texts as items with positions too, that is the document, and the JSON stays a tree.
+    """
     value = item.data.get("value") if item.kind == "json" else None
     if not isinstance(value, Mapping):
         return item
@@ -111,7 +115,7 @@ def _interleaved(item: Item, items: Sequence[Item]) -> Item:
     if not isinstance(texts, list) or not isinstance(images, list) or not texts:
         return item
     pairs = list(zip(texts, images, strict=False))[:_MAX_BLOCKS]
-    if any((text is None) == (image is None) for text, image in pairs):
+    if any((text is None) == (image is None) for text, image in pairs) or _are_packed(texts, items):
         return item
     pictures = _Pictures(items)
     blocks: list[dict[str, Any]] = []
@@ -125,6 +129,17 @@ def _interleaved(item: Item, items: Sequence[Item]) -> Item:
     facts["images"] = f"{sum(image is not None for _, image in pairs):,}"
     rest = {key: one for key, one in value.items() if key not in ("texts", "images")}
     return replace(item, kind="document", facts=facts, data={"blocks": blocks, "value": rest})
+
+
+def _are_packed(texts: Sequence[Any], items: Iterable[Item]) -> bool:
+    for item in items:
+        blocks = item.data["blocks"] if item.kind == "document" else ()
+        block = next((one for one in blocks if one["kind"] == "text"), None)
+        if block is not None and block["position"] < len(texts):
+            words = block["data"].get("text")
+            if words and str(texts[block["position"]]).startswith(words[:_SAME]):
+                return True
+    return False
 
 
 class _Pictures:

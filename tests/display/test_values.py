@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import mm_assets
-from mm_assets.display import Content, column_item, content_item, linked, sample_html, thumbnail, value_item
+from mm_assets.display import (
+    Content,
+    absent_item,
+    column_item,
+    content_item,
+    linked,
+    sample_html,
+    thumbnail,
+    value_item,
+)
 from mm_assets.fields import (
     AudioField,
     BytesField,
@@ -289,6 +298,28 @@ def test_interleaved_json_is_a_document() -> None:
         assert [block["kind"] for block in blocks] == ["text", "picture", "text", "picture"]
         assert [blocks[place]["picture"]["item"] for place in (1, 3)] == [f"{prefix}1.png", f"{prefix}0.png"]
         assert items[1].data["over"] == "a.json"
+
+
+def test_packed_texts_are_the_document_and_their_json_a_tree() -> None:
+    """A packed document is shown once: by its texts with the pictures over them, not by its JSON again."""
+    value = {"texts": ["a", None, SCRIPT, None], "images": [None, "b", None, "c"]}
+    texts, pictures = (shown(*CASES[name][:2], name=name) for name in ("texts", "images"))
+    items = linked([texts, pictures, shown(JSONField(), value, "metadata")])
+    assert [item.kind for item in items] == ["document", "images", "json"]
+    assert items[1].data["over"] == "texts"
+    other = linked([texts, pictures, shown(JSONField(), {**value, "texts": ["b", None, "c", None]}, "metadata")])
+    assert [item.kind for item in other] == ["document", "images", "document"]
+
+
+def test_notebooks_show_documents_in_reading_order() -> None:
+    """A notebook has the pictures of a document between its texts, once, and absent modalities in one line."""
+    texts, pictures = (shown(*CASES[name][:2], name=name) for name in ("texts", "images"))
+    html = sample_html([*linked([texts, pictures]), absent_item("one"), absent_item("<two>")])
+    places = [html.index(">a<"), html.index("<img"), html.index("alert"), html.rindex("<img")]
+    assert places == sorted(places)
+    assert html.count("<img") == 2
+    assert "shown in texts" in html
+    assert "Not in this sample: one, &lt;two&gt;" in html
 
 
 def test_documents_without_names_have_their_pictures_in_order() -> None:

@@ -139,6 +139,62 @@ def test_the_grid_is_sorted_and_filtered(packed: Path, browse: Callable[..., Any
 
 
 @needs_browser
+def test_samples_follow_each_other_as_their_list_does(packed: Path, browse: Callable[..., Any]) -> None:
+    """Arrows follow the sorted order, over the end of its page, and what a search found; Esc returns there."""
+    page = browse(packed)
+    page.get_by_label("Sort by").select_option("index")
+    page.get_by_label("Direction").select_option("desc")
+    page.locator(".card").first.get_by_text("index: 129").wait_for()
+    page.locator(".card").last.click()
+    page.get_by_role("heading", name="id-080").wait_for()
+    page.get_by_text("#80, in the list's order").wait_for()
+    page.get_by_role("link", name="Next →").wait_for()
+    for key, name in [
+        ("ArrowRight", "id-079"),
+        ("ArrowRight", "id-078"),
+        ("ArrowLeft", "id-079"),
+        ("ArrowLeft", "id-080"),
+    ]:
+        page.get_by_role("link", name="← Previous").wait_for()
+        page.keyboard.press(key)
+        page.get_by_role("heading", name=name).wait_for()
+    page.get_by_role("link", name="Next →").click()
+    page.get_by_role("heading", name="id-079").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".card").first.get_by_text("index: 79").wait_for()
+    assert focused_index(page) == "79"
+    page.keyboard.press("/")
+    page.keyboard.type("9 <img")
+    page.keyboard.press("Enter")
+    page.locator(".card").nth(1).click()
+    page.get_by_role("heading", name="id-019").wait_for()
+    page.get_by_role("link", name="Next →").click()
+    page.get_by_role("heading", name="id-029").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".card", has_text="id-009").wait_for()
+    assert "q=9" in page.url
+    assert focused_index(page) == "29"
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [400, 1400])
+def test_a_shard_shows_the_ends_of_ids_and_why_it_is_not_sorted(
+    tmp_path: Path, browse: Callable[..., Any], width: int
+) -> None:
+    """A card shows the end of a long id, in which it differs from others; the page says that it is in stored order."""
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for number in range(3):
+            tar.addfile(tarfile.TarInfo(f"{'episode_' * 9}{number:04}.txt"))
+    page = browse(tmp_path / "x.tar", width)
+    page.get_by_text("In stored order").wait_for()
+    for number in range(3):
+        card, end = (page.locator(f".card >> nth={number}{inner}") for inner in ("", " >> .id >> span >> nth=1"))
+        assert end.inner_text() == f"e_{number:04}"
+        right = end.bounding_box()["x"] + end.bounding_box()["width"]
+        assert right <= card.bounding_box()["x"] + card.bounding_box()["width"]
+
+
+@needs_browser
 @pytest.mark.parametrize("width", [400, 1400])
 def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any], width: int) -> None:
     """A version that is published meanwhile is said without moving anything, and shown only when it is asked for."""
@@ -177,7 +233,7 @@ def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any], 
 
 @needs_browser
 def test_samples_are_looked_at_with_the_keyboard_alone(packed: Path, browse: Callable[..., Any]) -> None:
-    """Arrows move in the grid, Enter opens, arrows turn, Escape returns to the card, `/` searches, `?` helps."""
+    """Arrows move and turn, Enter opens, links keep the focus, Escape returns to the card, `/` searches, `?` helps."""
     page = browse(packed)
     page.locator(".card").nth(49).wait_for()
     assert "t=" not in page.url
@@ -194,8 +250,13 @@ def test_samples_are_looked_at_with_the_keyboard_alone(packed: Path, browse: Cal
     assert page.url.endswith("/?n=1")
     page.keyboard.press("ArrowRight")
     page.get_by_role("heading", name="id-002").wait_for()
+    page.get_by_role("link", name="Next →").focus()
+    for number in (3, 4):
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name=f"id-00{number}").wait_for()
+        until(page, "document.activeElement?.rel === 'next'")
     page.keyboard.press("Escape")
-    until(page, "document.activeElement?.dataset?.index === '2'")
+    until(page, "document.activeElement?.dataset?.index === '4'")
     page.keyboard.press("/")
     page.keyboard.type("id-12")
     page.keyboard.press("Enter")

@@ -106,7 +106,7 @@ def root_of(url: str) -> str:
 
 
 def test_a_query_is_run_and_its_row_opens_a_sample(page: Any, url: str) -> None:
-    """Ctrl+Enter runs the text, the URL has it, a row opens its sample, and going back shows the result again."""
+    """Ctrl+Enter runs the text, the URL has it, a row opens its sample, Esc or going back shows the result again."""
     page.get_by_role("link", name="SQL", exact=True).click()
     editor = page.get_by_label("SQL (DuckDB)")
     editor.fill("select partition, sample_id, image_width from filtered_rows\nwhere image_width > 80")
@@ -122,6 +122,10 @@ def test_a_query_is_run_and_its_row_opens_a_sample(page: Any, url: str) -> None:
     page.get_by_role("cell", name="b11.png").wait_for()
     page.get_by_role("button", name="Read image 0 and compute its checksums").click()
     page.get_by_text("SHA-256").last.wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="Open sample b11").wait_for()
+    page.go_back()
+    page.get_by_role("link", name="↑ Back").wait_for()
     page.go_back()
     page.get_by_role("link", name="Open sample b11").wait_for()
     assert "image_width > 80" in page.get_by_label("SQL (DuckDB)").input_value()
@@ -206,8 +210,12 @@ def test_a_drop_is_looked_at(page: Any, url: str) -> None:
     card.click()
     page.locator(".x-content img, .x-content canvas").first.wait_for()
     page.get_by_text("dropped: image_size.width_below_min").first.wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("12 items of 4 samples").first.wait_for()
+    page.go_forward()
     page.get_by_role("link", name="Its sample, if it is packed").click()
     page.get_by_role("heading", name="a00").wait_for()
+    page.get_by_text("It is not packed.").wait_for()
     assert "page=origin" in page.url
     page.goto(f"{root_of(url)}/?page=drops")
     page.get_by_label("Reason").select_option(label="hidden file (2)")

@@ -141,13 +141,14 @@ def test_without_facts_only_what_differs_is_known(filtered: Changed) -> None:
 
 
 def test_the_command_shows_a_table_and_json(filtered: Changed) -> None:
-    """Both forms name the partition, the sample, the filter and the totals; N limits the samples."""
+    """Both forms name partition, sample, filter and totals, the text the page that shows them too; N limits samples."""
     root = str(Path(filtered.dataset.store.url).parent)
     command = ["diff", "previous", "--dataset", "data", "--root", root]
     shown = CliRunner().invoke(main, command)
     assert shown.exit_code == 0, shown.output
     assert "removed: narrow: filter: image_size.width_below_min, measured 10" in shown.output
     assert "0 added, 1 removed, 0 changed; 1 partition the same" in shown.output
+    assert f"next: mm-assets view {filtered.dataset.store.url} (page Versions" in shown.output
     listed = json.loads(CliRunner().invoke(main, [*command, "newest", "--json"]).stdout)["datasets"]["data"]
     assert listed["totals"] == {"added": 0, "removed": 1, "changed": 0}
     assert [s["sample_id"] for p in listed["partitions"] for s in p["samples"]] == ["narrow"]

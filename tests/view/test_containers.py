@@ -53,6 +53,13 @@ def test_members_that_do_not_follow_each_other_are_one_sample(tmp_path: Path, vi
     assert samples_of(client) == {key: ["txt", "cls"] for key in "abc"}
 
 
+def test_the_words_of_a_card_are_a_documents_texts(tmp_path: Path, view: Open) -> None:
+    """The card of an interleaved document shows its first text, not the name of its first picture."""
+    document = b'{"images": ["page_0_image_7", null], "texts": [null, "Once upon a time"], "url": "x"}'
+    client = view(write_tar(tmp_path / "x.tar", {"a.json": document}))
+    assert [entry["text"] for entry in client.get("/api/samples").json()["entries"]] == ["Once upon a time"]
+
+
 def test_only_what_a_page_needs_is_read(tmp_path: Path) -> None:
     """The first page of a compressed tar is there before the rest of it has been read."""
     path = write_tar(tmp_path / "x.tar.gz", {f"{n:05}.txt": b"x" * 200 for n in range(2000)}, "w:gz")

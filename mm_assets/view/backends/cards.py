@@ -20,7 +20,7 @@ MAX_CANDIDATES = 4
 TEXTUAL = ("text", "document", "page", "tokens")
 """Kinds of items that have a text, the best one first."""
 
-_KEYS = ("text", "caption", "title", "value")  # of data, or of JSON, where a person would look for words
+_KEYS = ("text", "texts", "caption", "title", "value")  # of data, or of JSON, where a person would look for words
 _MAX_DEPTH = 4
 
 

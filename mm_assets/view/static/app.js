@@ -46,6 +46,8 @@ export function link(parameters) {
   return text ? `?${text}` : "./";
 }
 
+const queryOf = (parameters) => link(parameters).replace(/^(\.\/|\?)/, "");
+
 /** Goes to a state. */
 export function go(parameters, { replace = false } = {}) {
   const target = link(parameters);
@@ -80,6 +82,7 @@ export const api = {
   go,
   link,
   h,
+  cached,
   card,
   gridKeys,
   itemSections,
@@ -88,9 +91,10 @@ export const api = {
 
 const pages = new Map(); // answers of pages and samples, so that going back is immediate
 
-async function cached(path, parameters, signal) {
+/** Like `api.get`, once; `fresh` asks again. */
+async function cached(path, parameters, signal, { fresh = false } = {}) {
   const key = `${path}?${new URLSearchParams(parameters)}`;
-  if (pages.has(key)) return pages.get(key);
+  if (pages.has(key) && !fresh) return pages.get(key);
   const found = await api.get(path, parameters, { signal });
   pages.set(key, found);
   if (pages.size > CACHED) pages.delete(pages.keys().next().value);
@@ -147,7 +151,7 @@ function helpDialog() {
   const keys = [
     ["← → ↑ ↓", "move between samples"],
     ["Enter", "open the sample"],
-    ["Esc", "back to the samples"],
+    ["Esc", "back to the samples, or to the page before"],
     ["/", "search: a part of an id, or # and a number"],
     ["Shift+PgDn Shift+PgUp", "page after, page before"],
     ["?", "this help"],
@@ -203,6 +207,11 @@ function showFrame(now) {
 
 // --- pages --------------------------------------------------------------------------------------------------------
 
+/** An id in two parts, of which the first is shortened where there is no room: ids often differ in their ends alone. */
+function idParts(id) {
+  return /^[ -~]{12,}$/.test(id) ? [h("span", {}, id.slice(0, -6)), h("span", {}, id.slice(-6))] : [id];
+}
+
 /** A card of the grid; `back` is the query of the page that its sample returns to, where that is not the grid. */
 export function card(entry, part = state().part, back = undefined) {
   const picture = entry.picture
@@ -212,7 +221,7 @@ export function card(entry, part = state().part, back = undefined) {
   return h("li", {}, h("a", { class: "card", href: link({ part, n: entry.index, back }), "data-index": entry.index },
     h("div", { class: "thumb" }, picture),
     h("div", { class: "words" },
-      h("span", { class: "id", title: entry.id }, entry.id),
+      h("span", { class: "id", title: entry.id }, ...idParts(entry.id)),
       entry.note ? h("span", { class: "text warning", title: entry.note }, entry.note)
         : entry.picture && entry.text ? h("span", { class: "text" }, entry.text) : null,
       h("span", { class: "names" }, entry.names.join(" · ")))));
@@ -249,8 +258,7 @@ function stageChoice(now) {
 
 async function showGrid(root, now, signal) {
   const offset = Number(now.offset ?? 0) || 0;
-  const found = now.q
-    ? await cached("api/find", { q: now.q, start: now.start ?? 0, limit: LIMIT, ...(now.part ? { part: now.part } : {}) }, signal)
+  const found = now.q ? await foundPage(now, signal)
     : await cached("api/samples", { offset, limit: LIMIT, ...(now.part ? { part: now.part } : {}) }, signal);
   if (typeof found.total === "number" && about.count === null) about.count = found.total;
   const last = found.entries.length ? found.entries[found.entries.length - 1].index + 1 : offset;
@@ -269,8 +277,35 @@ async function showGrid(root, now, signal) {
   const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), stageChoice(now), ...(now.q ? [] : exploreModule?.sortControl(api, now) ?? []),
     pageLink("← Previous", paging.previous === "back" ? null : paging.previous, "prev"), pageLink("Next →", paging.next, "next"));
   root.replaceChildren(bar, ...(found.note ? [h("p", { class: "note" }, found.note)] : []),
-    h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry) => card(entry, now.part))));
+    h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry) => card(entry, now.part, now.q ? queryOf(now) : undefined))));
   said(shown);
+}
+
+const foundPage = (now, signal) => cached("api/find", { q: now.q, start: now.start ?? 0, limit: LIMIT, ...(now.part ? { part: now.part } : {}) }, signal);
+
+/** What a state of the page "Filter" or of a search lists: `entries`, and the states of the pages before and after it. */
+async function listed(state, signal) {
+  if (state.page === "filter") return exploreModule.filterPage(api, state, { signal });
+  const found = await foundPage(state, signal);
+  return { entries: found.entries, before: null, after: found.next === null ? null : { ...state, start: found.next } };
+}
+
+/** The links to the samples before and after one in the list that it was opened from; null where it is in none. */
+async function neighbours(now, index, list, signal) {
+  const page = await listed(list, signal);
+  const at = page.entries?.findIndex((one) => one.index === index && (one.part ?? now.part ?? "") === (now.part ?? "")) ?? -1;
+  if (at < 0) return null;
+  const isPacked = (one) => one.index >= 0;
+  const step = async (rest, state, choose) => {
+    let found = choose(rest.filter(isPacked));
+    const onPage = found !== undefined;
+    if (!onPage && state) found = choose((await listed(state, signal)).entries.filter(isPacked));
+    return found ? link({ part: found.part ?? now.part, n: found.index, back: queryOf(onPage ? list : state) }) : null;
+  };
+  return {
+    previous: await step(page.entries.slice(0, at), page.before, (all) => all[all.length - 1]),
+    next: await step(page.entries.slice(at + 1), page.after, (all) => all[0]),
+  };
 }
 
 function facts(item) {
@@ -299,12 +334,15 @@ function body(item, context) {
 function itemSections(items, prefix = "item") {
   const elements = new Map();
   const context = { items, clock: new EventTarget(), mount: (name) => elements.get(name) ?? null };
-  const rank = (item) => (ORDER.indexOf(item.kind) + ORDER.length + 1) % (ORDER.length + 1);
+  // A document without pictures is text: it does not take the place of what is seen or heard.
+  const isText = (item) => item.data.blocks.every((block) => block.kind === "text") && !items.some((one) => one.kind === "images" && one.data.over === item.name);
+  const kindOf = (item) => (item.kind === "document" && isText(item) ? "text" : item.kind);
+  const rank = (item) => (ORDER.indexOf(kindOf(item)) + ORDER.length + 1) % (ORDER.length + 1);
   const shown = items.filter((item) => item.kind !== "absent").toSorted((a, b) => rank(a) - rank(b));
   const sections = shown.map((item, place) => {
     const holder = h("div", { class: "body" });
     elements.set(item.name, holder);
-    return h("section", { class: `item ${item.kind}${WIDE.has(item.kind) ? " wide" : ""}`, "aria-labelledby": `${prefix}-${place}`, "data-kind": item.kind, "data-name": item.name },
+    return h("section", { class: `item ${item.kind}${WIDE.has(kindOf(item)) ? " wide" : ""}`, "aria-labelledby": `${prefix}-${place}`, "data-kind": item.kind, "data-name": item.name },
       h("header", {}, h("h2", { id: `${prefix}-${place}` }, item.name), h("span", { class: "kind" }, item.kind)),
       facts(item), item.note ? h("p", { class: `note${item.kind === "unreadable" ? " bad" : ""}` }, item.note) : null, holder);
   });
@@ -316,21 +354,33 @@ async function showSample(root, now, signal) {
   const found = await cached(`api/sample/${index}`, now.part ? { part: now.part } : {}, signal);
   const { sections, draw } = itemSections(found.items);
   const absent = found.items.filter((item) => item.kind === "absent").map((item) => item.name);
-  const back = link(now.back ? Object.fromEntries(new URLSearchParams(now.back)) : { part: now.part, offset: Math.floor(index / LIMIT) * LIMIT });
+  const list = Object.fromEntries(new URLSearchParams(now.back));
+  const isListed = Boolean(list.q) || list.page === "filter";
+  const back = link(now.back ? list : { part: now.part, offset: Math.floor(index / LIMIT) * LIMIT });
   const isLast = found.count !== null && index + 1 >= found.count;
-  paging = {
-    previous: index > 0 ? link({ ...now, n: index - 1 }) : null,
-    next: isLast ? null : link({ ...now, n: index + 1 }),
-    back,
+  const ownOrder = { previous: index > 0 ? link({ ...now, n: index - 1 }) : null, next: isLast ? null : link({ ...now, n: index + 1 }) };
+  const number = h("span", { class: "muted" });
+  const turns = h("span", { class: "turns" });
+  const showTurns = (links, words) => {
+    paging = { ...links, back };
+    number.textContent = `#${count(index)}${words}`;
+    turns.replaceChildren(pageLink("← Previous", links.previous, "prev"), pageLink("Next →", links.next, "next"));
   };
+  if (isListed) showTurns({ previous: null, next: null }, ", in the list's order");
+  else showTurns(ownOrder, "");
   const origin = h("div", { id: "origin" });
   root.replaceChildren(
-    h("div", { class: "bar" }, h("a", { class: "button", href: back }, "↑ Samples"),
-      h("h2", { class: "grow" }, found.id),
-      h("span", { class: "muted" }, `#${count(index)}`),
-      pageLink("← Previous", paging.previous, "prev"), pageLink("Next →", paging.next, "next")),
+    h("div", { class: "bar" }, h("a", { class: "button", href: back }, now.back && !isListed ? "↑ Back" : "↑ Samples"),
+      h("h2", { class: "grow" }, found.id), number, turns),
     h("div", { class: "sample" }, ...sections),
     absent.length ? h("p", { class: "muted absent" }, `Not in this sample: ${absent.join(", ")}`) : "", origin);
+  if (isListed) { // the sample does not wait for a list that has to be made again
+    neighbours(now, index, list, signal).then((links) => {
+      if (signal.aborted) return;
+      if (links) showTurns(links, ", in the list's order");
+      else showTurns(ownOrder, "");
+    }, (error) => { if (!signal.aborted) number.textContent = `#${count(index)}; its list: ${error.message}`; });
+  }
   draw();
   exploreModule?.samplePanel?.(origin, api, { ...now, id: found.id, index });
   document.title = `${found.id} · ${about.title}`;
@@ -426,9 +476,16 @@ document.addEventListener("click", (event) => {
   if (target.origin !== location.origin || target.pathname !== location.pathname || target.hash || anchor.target) return;
   event.preventDefault();
   history.pushState({}, "", target.pathname + target.search);
-  const index = anchor.dataset.index;
-  render().then(() => { if (index === undefined) scrollTo(0, 0); else { scrollTo(0, 0); document.getElementById("main").focus({ preventScroll: true }); } });
+  render().then(() => settle(anchor.rel));
 });
+
+/** Shows a new page from its start; the focus, where it was in the page before, goes to the same link or to the content. */
+function settle(rel = "") {
+  scrollTo(0, 0);
+  const main = document.getElementById("main");
+  if (document.activeElement !== document.body) return;
+  (rel && main.querySelector(`a[rel="${CSS.escape(rel)}"][href]`) || main).focus({ preventScroll: true });
+}
 
 addEventListener("popstate", () => render());
 
@@ -448,9 +505,12 @@ document.addEventListener("keydown", (event) => {
   if (inText(target) || event.ctrlKey || event.metaKey) return;
   if (key === "/") { event.preventDefault(); document.getElementById("search").select(); document.getElementById("search").focus(); return; }
   if (key === "?") { event.preventDefault(); help(); return; }
-  if (key === "Escape") { if (paging.back) { event.preventDefault(); toGrid(); } return; }
+  if (key === "Escape") {
+    if (paging.back) { event.preventDefault(); toGrid(); } else document.querySelector("#main [data-back]")?.click();
+    return;
+  }
   if (usesArrows(target)) return;
-  const turn = (where) => { if (where) { event.preventDefault(); history.pushState({}, "", where); render().then(() => scrollTo(0, 0)); } };
+  const turn = (where) => { if (where) { event.preventDefault(); history.pushState({}, "", where); render().then(() => settle()); } };
   if (event.altKey) return;
   if (key === "PageDown" && event.shiftKey) return turn(paging.next);
   if (key === "PageUp" && event.shiftKey) return turn(paging.previous);

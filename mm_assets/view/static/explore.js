@@ -4,7 +4,7 @@
 // by `api`. What a person moves (a threshold, a text) changes the URL without drawing the page again.
 
 import { baseName, bytesText, choice, count, failure, field, fill, keep, openLink, plural, queryError, say, short, stepLink } from "./explore_tools.js";
-import { showFilter, sortControl as sortBy } from "./filter.js";
+import { filterPage, showFilter, sortControl as sortBy } from "./filter.js";
 import { showCompared, showVersions } from "./versions.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -84,7 +84,7 @@ async function showSql(root, api, now) {
     h("div", { class: "x-sql" },
       h("form", { class: "x-editor", onsubmit: (event) => { event.preventDefault(); start({ push: true }); } },
         field(api, "SQL (DuckDB)", editor),
-        h("div", { class: "bar" }, run, cancel, h("span", { id: "sql-help", class: "muted" }, "Ctrl+Enter runs it. One statement that reads; 15 seconds, 1,000 rows."))),
+        h("div", { class: "bar" }, run, cancel, h("span", { id: "sql-help", class: "muted" }, "Ctrl+Enter runs it. Rows with partition and sample_id open their sample. One statement that reads; 15 seconds, 1,000 rows."))),
       h("details", { class: "x-side", open: matchMedia("(min-width: 900px)").matches }, h("summary", {}, "Relations"), relations)),
     result);
   fill(api, relations, async () => {
@@ -218,7 +218,7 @@ async function showContent(root, api, now) {
   const rows = h("div", { id: "rows" });
   const title = now.sample_id ? `${now.sample_id}` : now.member;
   root.replaceChildren(
-    h("div", { class: "bar" }, h("button", { type: "button", onclick: () => history.back() }, "← Back"), h("h2", { class: "x-grow" }, title),
+    h("div", { class: "bar" }, h("button", { type: "button", "data-back": true, onclick: () => history.back() }, "← Back"), h("h2", { class: "x-grow" }, title),
       now.sample_id ? h("a", { class: "button", href: openLink(api, now.partition, now.sample_id) }, "Its sample, if it is packed") : null),
     h("section", { class: "item x-content", "aria-label": "Content" }, holder), rows);
   document.title = title;
@@ -306,7 +306,7 @@ function drawHistogram(api, found, state, now) {
     const at = (tick / 4) * bins.length;
     plot.append(svg("text", { x: x(at), y: bottom + 22, class: "x-tick", "text-anchor": tick === 0 ? "start" : tick === 4 ? "end" : "middle" }, short(valueAt(at))));
   }
-  plot.append(svg("text", { x: PAD.left, y: 18, class: "x-tick" }, `${count(most)} rows${isRoot ? ", heights by square root" : ""}${found.is_log ? ", bins of equal ratio" : ""}`));
+  plot.append(svg("text", { x: PAD.left, y: 18, class: "x-tick" }, `up to ${plural(most, "row")} in a bar${isRoot ? ", heights by square root" : ""}${found.is_log ? ", widths of equal ratio" : ""}`));
   for (const limit of score.limits) {
     const at = x(placeOfValue(limit.value));
     plot.append(svg("line", { x1: at, x2: at, y1: PAD.top, y2: bottom, class: "x-applied" }, svg("title", {}, `${limit.filter}.${limit.setting}: ${short(limit.value)}`)));
@@ -471,6 +471,7 @@ async function originOf(api, parameters) {
 async function showOrigin(root, api, now) {
   const { h } = api;
   const place = h("div", { id: "found" });
+  const packed = h("span", { class: "muted" });
   const inputs = Object.fromEntries([["shard", "captions-00000.tar"], ["member", "0001.jpg"], ["byte", "1536"]].map(([name, example]) => [name,
     h("input", { type: name === "byte" ? "number" : "text", min: "0", id: name, value: now[name] ?? "", placeholder: example, spellcheck: "false", autocapitalize: "off", autocomplete: "off" })]));
   const submit = (event) => {
@@ -479,8 +480,12 @@ async function showOrigin(root, api, now) {
   };
   root.replaceChildren(
     h("form", { class: "x-controls", onsubmit: submit }, field(api, "Shard", inputs.shard), field(api, "Member", inputs.member), field(api, "or byte", inputs.byte), h("button", { type: "submit", class: "x-main" }, "Find samples")),
-    now.sample_id ? h("div", { class: "bar" }, h("h2", { class: "x-grow" }, now.sample_id), now.partition ? h("a", { class: "button", href: openLink(api, now.partition, now.sample_id) }, "Open the sample") : null) : null,
+    now.sample_id ? h("div", { class: "bar" }, h("h2", { class: "x-grow" }, now.sample_id), packed) : "",
     place);
+  if (now.sample_id && now.partition) {
+    api.get("api/explore/locate", { partition: now.partition, sample_id: now.sample_id }).then((found) => packed.append(found.n === null ? "It is not packed."
+      : h("a", { class: "button", href: openLink(api, now.partition, now.sample_id) }, "Open the sample")), (error) => packed.append(error.message));
+  }
   if (now.sample_id) {
     if (now.partition) await fill(api, place, () => originOf(api, { part: now.partition, sample_id: now.sample_id }));
     else place.replaceChildren(h("p", { class: "note" }, "Which partition it is of is not known: select the column `partition` too."));
@@ -500,7 +505,7 @@ async function showOrigin(root, api, now) {
 async function openSample(root, api, now) {
   root.replaceChildren(api.h("p", { class: "muted" }, "Looking for the sample…"));
   const found = await api.get("api/explore/locate", { partition: now.partition, sample_id: now.sample_id });
-  if (found.n !== null) await api.go({ part: found.part, n: found.n }, { replace: true });
+  if (found.n !== null) await api.go({ part: found.part, n: found.n, back: now.back }, { replace: true });
   else await api.go({ page: "origin", partition: now.partition, sample_id: now.sample_id }, { replace: true });
 }
 
@@ -515,8 +520,11 @@ export function samplePanel(root, api, now) {
 
 // --- pages --------------------------------------------------------------------------------------------------------
 
-/** What the grid of samples is sorted and filtered by; nothing where the source has no columns. */
-export const sortControl = (api, now) => (found.has_columns ? sortBy(api, now, available) : []);
+export { filterPage };
+
+/** What the grid of samples is sorted and filtered by, or why it is not. */
+export const sortControl = (api, now) => (found.has_columns ? sortBy(api, now, available)
+  : [api.h("span", { class: "muted" }, "In stored order: sorting and filtering take packed samples.")]);
 
 /** The pages of the navigation by their name in the URL; there are three more, which other pages lead to. */
 export const pages = {};

@@ -2,7 +2,12 @@
 
 export const count = (number) => Number(number).toLocaleString("en-US");
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
-export const short = (value) => (value === null || value === undefined ? "" : Number.isInteger(value) ? count(value) : String(Number(value.toPrecision(4))));
+/** A number in few digits, from a thousand on in whole ones. */
+export function short(value) {
+  if (value === null || value === undefined) return "";
+  const rounded = Number.isInteger(value) ? value : Number(value.toPrecision(4));
+  return Number.isInteger(rounded) ? count(rounded) : String(rounded);
+}
 export const baseName = (path) => (path ?? "").split("/").pop();
 export const say = (text) => { const said = document.getElementById("said"); if (said) said.textContent = text; };
 
@@ -48,7 +53,8 @@ export function choice(api, label, options, chosen, onchange) {
     ...options.map(([value, title]) => h("option", { value, selected: value === chosen }, title))));
 }
 
-export const openLink = (api, partition, sampleId) => api.link({ page: "open", partition, sample_id: sampleId });
+/** The URL of a sample, whose page returns to the one that is looked at. */
+export const openLink = (api, partition, sampleId) => api.link({ page: "open", partition, sample_id: sampleId, back: location.search.slice(1) });
 
 export function queryError(api, found, sql, editor) {
   const { h } = api;

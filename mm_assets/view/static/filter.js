@@ -5,6 +5,7 @@
 import { choice, field, fill, plural, queryError, say, short, stepLink } from "./explore_tools.js";
 
 const ROWS = "filtered_rows";
+const SAMPLES = "samples";
 const LIMIT = 50;
 const answers = new Map(); // relations by partition: they are asked for once
 
@@ -14,7 +15,7 @@ function relationsOf(api, part, available) {
   if (!answers.has(key)) {
     const asked = Promise.all([api.get("api/columns", { part }), available ? api.get("api/explore/relations") : { relations: [] }])
       .then((found) => found.flatMap((one) => one.relations))
-      .then((all) => all.filter((one) => one.name === "samples" || ["partition", "sample_id"].every((name) => one.columns.some(([column]) => column === name))));
+      .then((all) => all.filter((one) => one.name === SAMPLES || ["partition", "sample_id"].every((name) => one.columns.some(([column]) => column === name))));
     asked.catch(() => answers.delete(key));
     answers.set(key, asked);
   }
@@ -29,10 +30,21 @@ export function sortControl(api, now, available) {
     api.go({ part: now.part, page: "filter", relation, order });
   } }, h("option", { value: "" }, "Sort by…"));
   relationsOf(api, now.part, available).then((relations) => select.append(
-    ...relations.filter((one) => ["samples", ROWS].includes(one.name)).map((one) => h("optgroup", { label: one.name },
+    ...relations.filter((one) => [SAMPLES, ROWS].includes(one.name)).map((one) => h("optgroup", { label: one.name },
       ...one.columns.map(([name]) => h("option", { value: JSON.stringify([one.name, name]) }, name))))),
   (error) => { select.disabled = true; select.title = error.message; });
   return [select];
+}
+
+/** A page of the samples that a state of this page lists, with the states of the pages before and after it. */
+export async function filterPage(api, state, { fresh = false, signal } = {}) {
+  const { part, where, order, direction } = state;
+  const offset = Number(state.offset ?? 0) || 0;
+  const asked = { part, where, order, direction, offset, limit: LIMIT };
+  const found = state.relation === SAMPLES ? await api.cached("api/select", asked, signal, { fresh })
+    : await api.cached("api/explore/select", { ...asked, relation: state.relation ?? ROWS }, signal, { fresh });
+  const at = (start) => ({ ...state, offset: start });
+  return { ...found, before: offset > 0 ? at(Math.max(offset - LIMIT, 0)) : null, after: found.next ? at(found.next) : null };
 }
 
 export async function showFilter(root, api, now, available) {
@@ -41,7 +53,7 @@ export async function showFilter(root, api, now, available) {
   const named = usable.find((one) => one.name === (now.relation ?? ROWS));
   const relation = named ?? usable[0];
   if (!relation) { root.replaceChildren(h("p", { class: "note" }, "There are no columns and no rows yet: run a partition first.")); return; }
-  const isOfSamples = relation.name === "samples";
+  const isOfSamples = relation.name === SAMPLES;
   const example = isOfSamples ? relation.columns.find(([name]) => name.startsWith("size_"))?.[0] ?? "index" : "image_width";
   const condition = h("input", { type: "text", id: "where", value: now.where ?? "", placeholder: `${example} > 512`, spellcheck: "false", autocapitalize: "off", autocomplete: "off" });
   const state = { part: now.part, page: "filter", relation: relation.name === ROWS ? undefined : relation.name, where: now.where, order: now.order, direction: now.direction };
@@ -60,15 +72,14 @@ export async function showFilter(root, api, now, available) {
   place.append(h("p", { class: "muted" }, isOfSamples ? "Looking…" : "Reading the tables, of very many partitions for some seconds…"));
   await fill(api, place, async () => {
     const offset = Number(now.offset ?? 0) || 0;
-    const asked = { part: now.part, where: now.where, order: now.order, direction: now.direction, offset, limit: LIMIT };
-    const found = isOfSamples ? await api.get("api/select", asked) : await api.get("api/explore/select", { ...asked, relation: relation.name });
+    const listed = { ...state, relation: relation.name, offset };
+    const found = await filterPage(api, listed, { fresh: true });
     if (found.error) return queryError(api, found, now.where ?? "", condition);
-    const more = found.next === null ? null : api.link({ ...state, offset: found.next });
-    const before = offset > 0 ? api.link({ ...state, offset: Math.max(offset - LIMIT, 0) }) : null;
+    const [before, more] = [found.before, found.after].map((one) => one && api.link(one));
     const after = offset ? ` after the first ${plural(offset, isOfSamples ? "sample" : "row")}` : "";
     const said = found.entries.length ? `${plural(found.entries.length, "sample")}${after}${more ? ", and more" : ""}` : isOfSamples ? "No sample is such" : "No sample has such a row";
     say(said);
-    const back = new URLSearchParams(location.search).toString();
+    const back = api.link(listed).slice(1);
     return [
       h("div", { class: "bar" }, h("span", { class: "x-grow muted" }, said), stepLink(api, "← Previous", before, "prev"), stepLink(api, "Next →", more, "next")),
       h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry, at) => filteredCard(api, entry, found.rows[at], now.order, back))),

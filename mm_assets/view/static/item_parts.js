@@ -108,10 +108,13 @@ export function canvasOf(height, draw, properties = {}) {
     pen.setTransform(scale, 0, 0, scale, 0, 0);
     pen.clearRect(0, 0, width, height);
     const style = getComputedStyle(canvas);
-    const colour = (name, otherwise) => style.getPropertyValue(name).trim() || otherwise;
+    const colour = (name, otherwise) => { // a variable's own value names a colour for each theme, which no canvas takes
+      canvas.style.color = `var(${name}, ${otherwise})`;
+      return style.color;
+    };
     pen.font = `12px ${style.fontFamily}`;
     draw(pen, width, height, {
-      ink: colour("--ink", style.color),
+      ink: colour("--ink", "CanvasText"),
       muted: colour("--muted", "#777"),
       line: colour("--line", "#ccc"),
       accent: colour("--accent", "#1f5fc4"),
