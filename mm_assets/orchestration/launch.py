@@ -17,7 +17,6 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets import errors
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
 from mm_assets.orchestration.listing import declared_in
@@ -291,6 +290,4 @@ def _innermost(error: Any) -> str:
     """The error raised first, which Dagster wraps in an error of its own, whose class is not public."""
     while error is not None and error.cause is not None:
         error = error.cause
-    if error is None:
-        return "failed"
-    return str(error.message).removeprefix(f"{error.cls_name}: " if error.cls_name in errors.__all__ else "")
+    return "failed" if error is None else str(error.message)
