@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 __all__ = [
     "BadMagicError",
@@ -156,7 +157,20 @@ def full_disk_named(path: object) -> Iterator[None]:
         if not isinstance(cause, OSError) or cause.errno not in _NO_SPACE:
             raise
         what = f"cannot be written: {os.strerror(cause.errno)}"
-        raise SourceError(path, f"{what}: make it writable or free some space, then run this again") from cause
+        raise SourceError(path, f"{what}: {_way_out(path, cause.errno)}, then run this again") from cause
+
+
+def _way_out(path: object, refused: int) -> str:
+    """What to do about a file system that stores no more of a file."""
+    if refused == errno.EFBIG:
+        return "give it a file system, or a limit (ulimit -f), for larger files"
+    disk = "its disk"
+    if "://" not in str(path):
+        mounted = (str(place) for place in Path(str(path)).absolute().parents if place.is_mount())
+        disk = f"the disk at {next(mounted, 'its root')}"
+    if refused == errno.EROFS:
+        return f"make {disk} writable"
+    return f"free some space on {disk}" + (", or raise the quota" if refused == errno.EDQUOT else "")
 
 
 class ChangedError(SourceError):

@@ -95,7 +95,7 @@ class _Commands(click.Group):
             sys.exit(2)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="mm-assets")
 def main() -> None:
     """Multimodal tar shards to checked, packed training data."""

@@ -200,10 +200,26 @@ class DatasetChoice:
         from mm_assets.cli.project import definitions_modules, make_importable
         from mm_assets.orchestration.launch import declared_datasets
 
-        modules = (self.module,) if self.module is not None else definitions_modules(Path.cwd())
+        try:
+            modules = (self.module,) if self.module is not None else definitions_modules(Path.cwd())
+        except ConfigError as error:
+            if error.key != "--module":
+                raise
+            raise ConfigError(error.where, error.key, f"{error.detail}; {self._undeclared_said()}") from None
         _find_dagster_home(read_only=read_only)  # declarations without a root are below it
         make_importable(Path.cwd())  # a module here need not be installed, as with `dagster -m`
         return {name: spec for module in modules for name, spec in declared_datasets(module).items()}
+
+    def _undeclared_said(self) -> str:
+        """How the command at hand is given a dataset that no project declares."""
+        context = click.get_current_context(silent=True)
+        command = context.info_name if context is not None else None
+        if command == "ui":
+            return "`mm-assets init SHARDS --dataset D --project` makes one here"
+        if command not in _TAKES_SHARDS:
+            return "a dataset that `mm-assets run --shards SHARDS` has packed is named by --dataset and --root"
+        words = shlex.join([word for name in self.names for word in ("--dataset", name)] + ["--shards"])
+        return f"for a dataset that no project declares give its shards: `mm-assets {command} {words} SHARDS`"
 
     def _undeclared(self, shards: str, *, needs_home: bool = True, read_only: bool = False) -> DatasetSpec:
         from mm_assets.cli.project import make_importable

@@ -62,9 +62,8 @@ def definitions_modules(start: Path) -> Sequence[str]:
         return _modules_of(folder)
     detail = (
         f"is not given, and there is no Dagster project in {start} or above it (pyproject.toml with "
-        "[tool.dg.project], dg.toml or workspace.yaml): run the command in your project, name its definitions module "
-        "with --module, or name shards that nothing declares: `mm-assets plan SHARDS`, `mm-assets run --shards SHARDS`."
-        " The commands that need no shards find a dataset that was made from such by its --dataset and --root"
+        "[tool.dg.project], dg.toml or workspace.yaml): run the command in your project, or name its definitions "
+        "module with --module"
     )
     raise ConfigError("arguments", "--module", detail)
 

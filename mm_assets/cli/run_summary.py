@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mm_assets.cli.output import echo, look_command, print_table
+from mm_assets.cli.output import echo, look_command, print_table, size_text
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ def print_summary(
                 status = "pending" if key in pending[name] else "unchanged"
             # The tables of a failed run do not hold all of the shard.
             records = {} if status == "FAILED" else dataset.records(key)
-            shown = (_number(records, numbers[name].get(heading)) for heading in headings)
+            shown = (_number(records, heading, numbers[name].get(heading)) for heading in headings)
             rows.append((name, key, status, *shown, f"{num_faults(records):,}" if records else "-"))
         if not is_short:
             mine = [result for result in ended if result.dataset == name]
             of_done = sums.get(name, Counter())
-            shown = (f"{of_done[heading]:,}" if heading in of_done else "-" for heading in headings)
+            shown = (_text(heading, of_done[heading]) if heading in of_done else "-" for heading in headings)
             ran = {result.partition for result in mine}
             waiting = sum(key not in ran for key in pending[name])
             done = sum(result.ok for result in mine)
@@ -79,7 +79,7 @@ def print_manifests(datasets: Mapping[str, Present]) -> None:
     """Prints where the manifest of each dataset is, and how to look at the first that has samples."""
     from mm_assets.packing.plan import declared_imports
 
-    commands = []
+    steps: tuple[str, ...] = ()
     for name, present in datasets.items():
         dataset = present.dataset
         preset = present.schema.pack.get("preset") if present.partitions else None
@@ -88,14 +88,25 @@ def print_manifests(datasets: Mapping[str, Present]) -> None:
         if any(marker.num_samples for marker in present.published().values()):
             own = declared_imports(dataset.spec.pack)
             view, inspect = look_command("view", url, own), look_command("inspect", url, own, "--sample", "0")
-            commands.append(f"{view} (a page in the browser), {inspect}, or mm_assets.open({url!r}) in Python")
-    if commands:
-        echo(f"next: {commands[0]}")
+            opened = f"mm_assets.open({url!r})"
+            steps = steps or (
+                f"`{view}` shows samples in a browser",
+                f"`{inspect}` one here",
+                f"`{opened}` is for Python",
+            )
+    for number, step in enumerate(steps):
+        echo(f"{'      ' if number else 'next: '}{step}")
 
 
-def _number(records: Mapping[Stage, StageRecord], found: tuple[Stage, str] | None) -> str:
+def _number(records: Mapping[Stage, StageRecord], heading: str, found: tuple[Stage, str] | None) -> str:
     """A count of a stage of a partition; "-" where that has not run."""
-    return "-" if found is None or found[0] not in records else f"{records[found[0]].counts.get(found[1], 0):,}"
+    return (
+        "-" if found is None or found[0] not in records else _text(heading, records[found[0]].counts.get(found[1], 0))
+    )
+
+
+def _text(heading: str, number: int) -> str:
+    return size_text(number) if heading.endswith(" bytes") else f"{number:,}"
 
 
 def num_faults(records: Mapping[Stage, StageRecord]) -> int:

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 import re
-import sqlite3
 import tempfile
 import time
 import uuid
@@ -25,7 +24,7 @@ from mm_assets.orchestration.load import Load, Recorded, catch_up, execute_load,
 from mm_assets.orchestration.mirror import lost_said
 from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import add_partitions
-from mm_assets.orchestration.patience import away_named, patient
+from mm_assets.orchestration.patience import away_named, patient, unusable_said
 from mm_assets.orchestration.runs import LOAD_TAG, MOST_PARTITIONS, full_pool_said
 from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.engines.base import Engine
@@ -115,15 +114,8 @@ def _unusable_named(home: Path) -> Iterator[None]:
     """Turns the system's refusal to write the instance's files into a `SourceError` that says what to do."""
     try:
         yield
-    except Exception as error:  # of SQLAlchemy, which is not a requirement of ours: what SQLite raised is its cause
-        cause = error.__cause__ if isinstance(error.__cause__, sqlite3.OperationalError) else error
-        refused = getattr(cause, "sqlite_errorname", "").startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN"))
-        if not refused and not isinstance(cause, OSError):
-            raise
-        file = getattr(cause, "filename", None) or home
-        what = cause.strerror if isinstance(cause, OSError) else str(cause)
-        advice = f"give {home} write access and free space, or set DAGSTER_HOME to a folder of your own"
-        raise SourceError(file, f"the Dagster instance cannot be used: {what}: {advice}") from error
+    except OSError as error:
+        raise SourceError(error.filename or home, unusable_said(home, error.strerror or str(error))) from error
 
 
 def declared_datasets(module: str) -> dict[str, DatasetSpec | ConfigError]:

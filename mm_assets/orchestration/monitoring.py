@@ -6,8 +6,13 @@ them Dagster has the status "suspended": started, in progress, without a worker 
 queue, and it is left when the run ends. A run whose process is gone is ended by `runs.end_dead_loads`.
 """
 
+import os
+import socket
+
 import dagster as dg
 from dagster import DagsterEventType
+
+from mm_assets.orchestration.runs import LOAD_TAG
 
 __all__ = ["MAX_RUNTIME_TAG", "asks_for_workers", "has_no_worker"]
 
@@ -20,9 +25,23 @@ def has_no_worker(context: dg.OpExecutionContext) -> None:
         event = dg.DagsterEvent(
             event_type_value=DagsterEventType.RUN_SUSPENDED.value,
             job_name=context.job_name,
-            message="No launcher has started this run, and Dagster's run monitoring leaves it alone: it is at work.",
+            message=_what_it_means(context),
         )
         context.instance.report_dagster_event(event, context.run_id)
+
+
+def _what_it_means(context: dg.OpExecutionContext) -> str:
+    """What *Suspended* says about the run at hand, and how to stop it: the first thing that a reader wants to know."""
+    first = context.instance.get_run_by_id(context.run.tags.get(LOAD_TAG, ""))
+    if first is not None and not first.is_finished:  # a launched one, in whose process this run is at work
+        how = f"terminate the first run of the load, {first.run_id}"
+    else:
+        process = f"process {os.getpid()} on {socket.gethostname()}"
+        how = f"press Ctrl-C where it was started, or send SIGTERM to {process}"
+    return (
+        "This run is at work. Dagster calls it suspended because no launcher has started it; run monitoring leaves it "
+        f"alone, and Terminate does not reach it. To stop it, {how}."
+    )
 
 
 def asks_for_workers(instance: dg.DagsterInstance) -> bool:

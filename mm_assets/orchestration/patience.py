@@ -22,10 +22,21 @@ from dagster._core.errors import DagsterRunAlreadyExists
 
 from mm_assets.errors import SourceError
 
-__all__ = ["PAUSES", "Patient", "away_named", "first_line", "impatient", "is_away", "may_pass", "patient"]
+__all__ = [
+    "PAUSES",
+    "Patient",
+    "away_named",
+    "first_line",
+    "impatient",
+    "is_away",
+    "may_pass",
+    "patient",
+    "unusable_said",
+]
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds between attempts: a restart takes seconds, a failover a minute
 _AWAY = (ConnectionError, sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError, sqlalchemy.exc.TimeoutError)
+_REFUSED = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_IOERR")  # the last one also of a full disk
 _GAVE_UP = "DagsterPostgresException"  # of dagster-postgres, which is not a requirement of ours
 _log = logging.getLogger(__name__)
 
@@ -42,19 +53,28 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
+def unusable_said(home: object, refused: str) -> str:
+    """What to do about files of a Dagster instance that cannot be written."""
+    advice = f"give {home} write access and free space, or set DAGSTER_HOME to a folder of your own"
+    return f"the Dagster instance cannot be used: {refused}: {advice}"
+
+
 @contextmanager
 def away_named() -> Iterator[None]:
-    """Turns what is raised when patience ends into a `SourceError` that says what to do."""
+    """Turns the error that ends patience, or that SQLite cannot write, into a `SourceError` that says what to do."""
     try:
         yield
     except Exception as error:  # what is raised in a step comes in errors of Dagster's
+        home = os.environ.get("DAGSTER_HOME", "DAGSTER_HOME")
         cause: BaseException | None = error
-        while cause is not None and not is_away(cause):
+        while cause is not None:
+            if is_away(cause):
+                detail = f"Dagster's database is away: {first_line(cause)}: run the command again when it is back"
+                raise SourceError(home, detail) from error
+            if getattr(cause, "sqlite_errorname", "").startswith(_REFUSED):
+                raise SourceError(home, unusable_said(home, str(cause))) from error
             cause = cause.__cause__
-        if cause is None:
-            raise
-        detail = f"Dagster's database is away: {first_line(cause)}: run the command again when it is back"
-        raise SourceError(os.environ.get("DAGSTER_HOME", "DAGSTER_HOME"), detail) from error
+        raise
 
 
 def may_pass(error: BaseException) -> bool:

@@ -242,7 +242,7 @@ def loads_at_work(instance: dg.DagsterInstance, dataset: DatasetStore, *, but: s
     Args:
         instance: the instance.
         dataset: the dataset's folder.
-        but: id of the run that asks.
+        but: id of the run that asks; empty if no run asks.
     """
     runs = _live_runs(instance, dataset, dg.RunsFilter(job_name=load_job_name(dataset.spec), statuses=_WORKING))
     others = [run for run in runs if but not in (run.run_id, run.tags.get(LOAD_TAG))]

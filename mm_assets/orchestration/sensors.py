@@ -20,6 +20,7 @@ from mm_assets.orchestration.runs import (
     dataset_state,
     is_running,
     load_request,
+    loads_at_work,
     pack_request,
     partition_fingerprints,
     registered_state,
@@ -173,6 +174,8 @@ def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         # Before anything else: it ends a run whose process is gone, and Dagster's run_retries repeats it.
         if is_running(context.instance, dataset, manifest_job_name(spec)):
             return dg.SkipReason("a manifest is being made")
+        if loads := loads_at_work(context.instance, dataset, but=""):  # else a run for every partition of a long load
+            return dg.SkipReason(f"the load {loads[0]} is at work, which makes the manifest itself")
         state = dataset_state(dataset)
         if state == context.cursor:
             return dg.SkipReason("nothing changed since the last manifest")

@@ -44,7 +44,7 @@ _ESCAPED_IN_LINE = str.maketrans({character: f"\\{character}" for character in "
 
 def failure_of(error: MmAssetsError, *, allow_retries: bool = False) -> dg.Failure:
     """A failure with the message of an error, without the secrets of URLs; raised `from shown_cause(error)`."""
-    return dg.Failure(description=masked_urls(f"{type(error).__name__}: {error}"), allow_retries=allow_retries)
+    return dg.Failure(description=masked_urls(str(error)), allow_retries=allow_retries)
 
 
 def shown_cause(error: Exception) -> Exception | None:

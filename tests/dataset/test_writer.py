@@ -40,7 +40,7 @@ def test_a_full_disk_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / f"x.{form}"
     path.write_bytes(b"older")
     fill_disk(monkeypatch)
-    with pytest.raises(SourceError, match=r"No space left on device: .* free some space") as caught:
+    with pytest.raises(SourceError, match=r"No space left on device: free some space") as caught:
         write(path, count)
     assert caught.value.path == str(path)
     assert [one.name for one in tmp_path.iterdir()] == [path.name]

@@ -8,8 +8,9 @@ import dagster as dg
 import pytest
 
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import register_dataset
+from mm_assets.orchestration.launch import register_dataset, run_load
 from mm_assets.orchestration.runs import load_config
+from mm_assets.pipeline.engines.processes import Processes
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -167,6 +168,20 @@ def test_a_manifest_of_a_load_is_not_made_again(
     assert "of the present data" in (first.skip_message or "")
     with dg.DagsterInstance.local_temp(str(tmp_path)) as other:
         assert len(Ticker(other, spec, "captions_markers").tick().run_requests or []) == 1
+
+
+def test_a_load_at_work_makes_the_manifest(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """While a load publishes partitions the sensor asks for no manifest, and afterwards its own is the newest."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    ticker = Ticker(instance, spec, "docs_markers")
+    ticks: list[dg.SensorResult] = []
+    with Processes(1) as processes:
+        keys = ["docs-00000", "docs-00001"]
+        assert run_load(spec, keys, engine=processes, observed=lambda _: ticks.append(ticker.tick())).ok
+    assert [len(tick.run_requests or []) for tick in ticks] == [0, 0]
+    assert all("is at work" in (tick.skip_message or "") for tick in ticks)
+    assert "of the present data" in (ticker.tick().skip_message or "")
 
 
 def test_a_changed_declaration_fails_the_tick_with_what_to_do(

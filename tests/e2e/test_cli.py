@@ -261,7 +261,7 @@ def test_a_project_is_found_around_the_current_folder(cli: Cli, name: str, demo_
     assert listed == ["a: 1 partition, 1 new", "  captions-00000"]
     if name == "pyproject.toml":
         ran = cli("run", "--jobs", "2", folder="deep")  # its processes find the project's modules too
-        suggested = re.search(r"next: mm-assets view .*, mm-assets (inspect .*), or ", ran.stdout)
+        suggested = re.search(r"^next: `mm-assets view .*`.*\n *`mm-assets (inspect .*?)`", ran.stdout, re.M)
         assert suggested, ran.stdout
         assert "samples" in cli(*shlex.split(suggested[1])).stdout
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -241,9 +242,8 @@ def test_workers_know_the_field(extensions: Path, shard: Path, dagster_home: Pat
     done = run_command("run", "--shards", "in", "--root", "out", "--jobs", "2", *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     manifest = tmp_path / "out" / "default" / "manifest.json"
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("next: "))
-    view, inspect, _ = line.removeprefix("next: ").split(", ")
-    assert view == f"mm-assets view {manifest} --field gestures:GestureField (a page in the browser)"
+    view, inspect = re.findall(r"`(mm-assets (?:view|inspect) [^`]*)`", done.stdout.partition("\nnext: ")[2])
+    assert view == f"mm-assets view {manifest} --field gestures:GestureField"
     suggested = shlex.split(inspect)
     assert suggested == f"mm-assets inspect {manifest} --sample 0 --field gestures:GestureField".split()
     shown = run_command(*suggested[1:])

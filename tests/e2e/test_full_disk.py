@@ -3,13 +3,15 @@
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 import mm_assets
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import MmAssetsError, SourceError
+from mm_assets.orchestration.launch import open_instance
 from mm_assets.pipeline import partition_run, publish, stages
 from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
@@ -67,7 +69,9 @@ def test_a_full_disk_is_named_and_leaves_nothing_partial(
     dataset = DatasetStore(spec.replace(root=str(disk)))
     for share in (0.0, 0.1, 0.3, 0.6, 0.9):
         mount("-o", f"remount,size={max(int(total * share), 4096)}", str(disk))
-        with pytest.raises(MmAssetsError, match=r"No space left on device"):
+        with pytest.raises(
+            MmAssetsError, match=rf"No space left on device: free some space on the disk at {disk}, then"
+        ):
             make(dataset)
         for path in disk.rglob("*"):
             assert not path.name.startswith("."), "a file under construction is removed"
@@ -102,7 +106,7 @@ def test_a_read_only_root_is_named_and_stays_readable(demo_spec: Callable[..., D
     """Registration and stages name what they cannot write, and what was published is read as before."""
     dataset = DatasetStore(demo_spec("docs").replace(root=str(disk)))
     mount("-o", "remount,ro", str(disk))
-    with pytest.raises(MmAssetsError, match=rf"{disk}.*Read-only file system"):
+    with pytest.raises(MmAssetsError, match=rf"{disk}.*Read-only file system: make the disk at {disk} writable"):
         register(dataset)
     mount("-o", "remount,rw", str(disk))
     make(dataset)
@@ -114,3 +118,16 @@ def test_a_read_only_root_is_named_and_stays_readable(demo_spec: Callable[..., D
     assert contents(dataset) == expected
     with mm_assets.open(dataset.store.url_of("manifest.json")) as opened:
         assert opened.verify().ok
+
+
+def test_a_full_dagster_home_is_named(monkeypatch: pytest.MonkeyPatch, disk: Path) -> None:
+    """A database that cannot grow is one error that says that `DAGSTER_HOME` needs space; with some it opens again."""
+    monkeypatch.setenv("DAGSTER_HOME", str(disk))
+    open_instance().dispose()
+    with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    with pytest.raises(SourceError, match=rf"the Dagster instance cannot be used: .*: give {disk} .*free space"):
+        open_instance()
+    (disk / "filler").unlink()
+    open_instance().dispose()

@@ -125,6 +125,9 @@ def test_runs_that_no_launcher_started_are_not_failed(
     assert [run.status.value for run in runs] == ["SUCCESS"] * 3
     for run in runs:
         assert instance.all_logs(run.run_id, of_type=DagsterEventType.RUN_FAILURE) == []
+        for entry in instance.all_logs(run.run_id, of_type=DagsterEventType.RUN_SUSPENDED):
+            how = f"terminate the first run of the load, {LAUNCHED}" if by == "job" else f"process {os.getpid()} on"
+            assert how in entry.get_dagster_event().message, "what a reader does to stop it"
     assert instance.get_materialized_partitions(dg.AssetKey(["d", "published"])) == set(KEYS)
 
 
