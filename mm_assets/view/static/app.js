@@ -268,7 +268,7 @@ async function showGrid(root, now, signal) {
     if (found.next !== null) shown += ` among the first ${count(found.next)}`;
     paging = { previous: now.start ? "back" : null, next: found.next === null ? null : link({ ...now, start: found.next }) };
   } else {
-    shown = found.entries.length ? `${count(offset)} to ${count(last - 1)}${found.total === null ? "" : ` of ${count(found.total)}`}` : "No samples here";
+    shown = found.entries.length ? `#${count(offset)} to #${count(last - 1)}${found.total === null ? "" : ` of ${count(found.total)}`}` : "No samples here";
     paging = {
       previous: offset > 0 ? link({ ...now, offset: Math.max(offset - LIMIT, 0) }) : null,
       next: found.next === null ? null : link({ ...now, offset: found.next }),
@@ -343,7 +343,7 @@ function itemSections(items, prefix = "item") {
     const holder = h("div", { class: "body" });
     elements.set(item.name, holder);
     return h("section", { class: `item ${item.kind}${WIDE.has(kindOf(item)) ? " wide" : ""}`, "aria-labelledby": `${prefix}-${place}`, "data-kind": item.kind, "data-name": item.name },
-      h("header", {}, h("h2", { id: `${prefix}-${place}` }, item.name), h("span", { class: "kind" }, item.kind)),
+      h("header", {}, h("h2", { id: `${prefix}-${place}` }, item.name), item.kind === item.name ? null : h("span", { class: "kind" }, item.kind)),
       facts(item), item.note ? h("p", { class: `note${item.kind === "unreadable" ? " bad" : ""}` }, item.note) : null, holder);
   });
   return { sections, draw: () => shown.forEach((item) => elements.get(item.name).append(body(item, context))) };
