@@ -140,7 +140,7 @@ def test_the_grid_is_sorted_and_filtered(packed: Path, browse: Callable[..., Any
 
 @needs_browser
 def test_samples_follow_each_other_as_their_list_does(packed: Path, browse: Callable[..., Any]) -> None:
-    """Arrows follow the sorted order, over the end of its page, and what a search found; Esc returns there."""
+    """Arrows follow the sorted order, over its page's end, and what a search found; Esc returns there, and to all."""
     page = browse(packed)
     page.get_by_label("Sort by").select_option("index")
     page.get_by_label("Direction").select_option("desc")
@@ -174,6 +174,9 @@ def test_samples_follow_each_other_as_their_list_does(packed: Path, browse: Call
     page.locator(".card", has_text="id-009").wait_for()
     assert "q=9" in page.url
     assert focused_index(page) == "29"
+    page.keyboard.press("Escape")
+    until(page, "document.querySelectorAll('.card').length === 50")
+    assert "q=" not in page.url
 
 
 @needs_browser

@@ -274,7 +274,7 @@ async function showGrid(root, now, signal) {
       next: found.next === null ? null : link({ ...now, offset: found.next }),
     };
   }
-  const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), stageChoice(now), ...(now.q ? [] : exploreModule?.sortControl(api, now) ?? []),
+  const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), stageChoice(now), ...(now.q ? [h("a", { class: "button", href: link({ part: now.part }), "data-back": true }, "All samples")] : exploreModule?.sortControl(api, now) ?? []),
     pageLink("← Previous", paging.previous === "back" ? null : paging.previous, "prev"), pageLink("Next →", paging.next, "next"));
   root.replaceChildren(bar, ...(found.note ? [h("p", { class: "note" }, found.note)] : []),
     h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry) => card(entry, now.part, now.q ? queryOf(now) : undefined))));
