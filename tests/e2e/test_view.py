@@ -198,6 +198,28 @@ def test_a_shard_shows_the_ends_of_ids_and_why_it_is_not_sorted(
 
 
 @needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_transparent_drawings_are_seen_on_light_and_dark_pages(
+    tmp_path: Path, browse: Callable[..., Any], scheme: str
+) -> None:
+    """What is transparent has squares below it, of which neither is the colour of the lines or of the page."""
+    from PIL import Image
+
+    drawn = io.BytesIO()
+    Image.new("LA", (40, 30)).save(drawn, "png")
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        member = tarfile.TarInfo("a.png")
+        member.size = len(drawn.getvalue())
+        tar.addfile(member, io.BytesIO(drawn.getvalue()))
+    page = browse(tmp_path / "x.tar", scheme=scheme)
+    page.locator(".card").click()
+    page.locator("img.mm-loaded").wait_for()
+    assert "conic-gradient" in page.evaluate(
+        "getComputedStyle(document.querySelector('img.mm-loaded')).backgroundImage"
+    )
+
+
+@needs_browser
 @pytest.mark.parametrize("width", [400, 1400])
 def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any], width: int) -> None:
     """A version that is published meanwhile is said without moving anything, and shown only when it is asked for."""

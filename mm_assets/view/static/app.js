@@ -264,7 +264,7 @@ async function showGrid(root, now, signal) {
   const last = found.entries.length ? found.entries[found.entries.length - 1].index + 1 : offset;
   let shown;
   if (now.q) {
-    shown = found.entries.length ? `${count(found.entries.length)} samples whose id has “${now.q}”` : `No id has “${now.q}”`;
+    shown = found.entries.length ? `${count(found.entries.length)} ${found.entries.length === 1 ? "sample" : "samples"} whose id has “${now.q}”` : `No id has “${now.q}”`;
     if (found.next !== null) shown += ` among the first ${count(found.next)}`;
     paging = { previous: now.start ? "back" : null, next: found.next === null ? null : link({ ...now, start: found.next }) };
   } else {
