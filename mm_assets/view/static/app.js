@@ -209,7 +209,9 @@ function showFrame(now) {
 
 /** An id in two parts, of which the first is shortened where there is no room: ids often differ in their ends alone. */
 function idParts(id) {
-  return /^[ -~]{12,}$/.test(id) ? [h("span", {}, id.slice(0, -6)), h("span", {}, id.slice(-6))] : [id];
+  if (!/^[ -~]{12,}$/.test(id)) return [id];
+  const part = (text) => h("span", { "aria-hidden": "true" }, text);
+  return [part(id.slice(0, -6)), part(id.slice(-6)), h("span", { class: "out-of-sight" }, id)]; // read out in one
 }
 
 /** A card of the grid; `back` is the query of the page that its sample returns to, where that is not the grid. */
