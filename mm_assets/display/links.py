@@ -22,6 +22,7 @@ __all__ = ["linked"]
 
 _TIMES = ("timestamp", "timestamps", "time", "times", "t")
 _MAX_BLOCKS = 1000
+_REST = "rest"  # rows that no modality took, as presets name it: no images are between its texts
 _SAME = 200  # characters by which a text is known again: a long one ends early in an item
 _WORD_LISTS = ("words", "chunks", "segments")  # as `TimedTextField` takes them
 
@@ -34,7 +35,7 @@ def linked(items: Sequence[Item]) -> tuple[Item, ...]:
     clock = _clock(found)
     if clock is not None:
         found = [_with_words(item) for item in found]
-    texts = next((item for item in found if item.kind == "document"), None)
+    texts = next((item for item in found if item.kind == "document" and item.name != _REST), None)
     return tuple(_over(item, found, clock, texts) for item in found)
 
 

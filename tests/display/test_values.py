@@ -307,6 +307,7 @@ def test_packed_texts_are_the_document_and_their_json_a_tree() -> None:
     items = linked([texts, pictures, shown(JSONField(), value, "metadata")])
     assert [item.kind for item in items] == ["document", "images", "json"]
     assert items[1].data["over"] == "texts"
+    assert "over" not in linked([dataclasses.replace(texts, name="rest"), pictures])[1].data
     other = linked([texts, pictures, shown(JSONField(), {**value, "texts": ["b", None, "c", None]}, "metadata")])
     assert [item.kind for item in other] == ["document", "images", "document"]
 

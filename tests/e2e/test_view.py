@@ -140,7 +140,7 @@ def test_the_grid_is_sorted_and_filtered(packed: Path, browse: Callable[..., Any
 
 @needs_browser
 def test_samples_follow_each_other_as_their_list_does(packed: Path, browse: Callable[..., Any]) -> None:
-    """Arrows follow the sorted order, over the end of its page, and what a search found; Esc returns there."""
+    """Arrows follow the sorted order, over its page's end, and what a search found; Esc returns there, and to all."""
     page = browse(packed)
     page.get_by_label("Sort by").select_option("index")
     page.get_by_label("Direction").select_option("desc")
@@ -174,6 +174,9 @@ def test_samples_follow_each_other_as_their_list_does(packed: Path, browse: Call
     page.locator(".card", has_text="id-009").wait_for()
     assert "q=9" in page.url
     assert focused_index(page) == "29"
+    page.keyboard.press("Escape")
+    until(page, "document.querySelectorAll('.card').length === 50")
+    assert "q=" not in page.url
 
 
 @needs_browser
@@ -192,6 +195,28 @@ def test_a_shard_shows_the_ends_of_ids_and_why_it_is_not_sorted(
         assert end.inner_text() == f"e_{number:04}"
         right = end.bounding_box()["x"] + end.bounding_box()["width"]
         assert right <= card.bounding_box()["x"] + card.bounding_box()["width"]
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_transparent_drawings_are_seen_on_light_and_dark_pages(
+    tmp_path: Path, browse: Callable[..., Any], scheme: str
+) -> None:
+    """What is transparent has squares below it, of which neither is the colour of the lines or of the page."""
+    from PIL import Image
+
+    drawn = io.BytesIO()
+    Image.new("LA", (40, 30)).save(drawn, "png")
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        member = tarfile.TarInfo("a.png")
+        member.size = len(drawn.getvalue())
+        tar.addfile(member, io.BytesIO(drawn.getvalue()))
+    page = browse(tmp_path / "x.tar", scheme=scheme)
+    page.locator(".card").click()
+    page.locator("img.mm-loaded").wait_for()
+    assert "conic-gradient" in page.evaluate(
+        "getComputedStyle(document.querySelector('img.mm-loaded')).backgroundImage"
+    )
 
 
 @needs_browser

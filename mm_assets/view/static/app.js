@@ -209,7 +209,9 @@ function showFrame(now) {
 
 /** An id in two parts, of which the first is shortened where there is no room: ids often differ in their ends alone. */
 function idParts(id) {
-  return /^[ -~]{12,}$/.test(id) ? [h("span", {}, id.slice(0, -6)), h("span", {}, id.slice(-6))] : [id];
+  if (!/^[ -~]{12,}$/.test(id)) return [id];
+  const part = (text) => h("span", { "aria-hidden": "true" }, text);
+  return [part(id.slice(0, -6)), part(id.slice(-6)), h("span", { class: "out-of-sight" }, id)]; // read out in one
 }
 
 /** A card of the grid; `back` is the query of the page that its sample returns to, where that is not the grid. */
@@ -264,17 +266,17 @@ async function showGrid(root, now, signal) {
   const last = found.entries.length ? found.entries[found.entries.length - 1].index + 1 : offset;
   let shown;
   if (now.q) {
-    shown = found.entries.length ? `${count(found.entries.length)} samples whose id has “${now.q}”` : `No id has “${now.q}”`;
+    shown = found.entries.length ? `${count(found.entries.length)} ${found.entries.length === 1 ? "sample" : "samples"} whose id has “${now.q}”` : `No id has “${now.q}”`;
     if (found.next !== null) shown += ` among the first ${count(found.next)}`;
     paging = { previous: now.start ? "back" : null, next: found.next === null ? null : link({ ...now, start: found.next }) };
   } else {
-    shown = found.entries.length ? `${count(offset)} to ${count(last - 1)}${found.total === null ? "" : ` of ${count(found.total)}`}` : "No samples here";
+    shown = found.entries.length ? `#${count(offset)} to #${count(last - 1)}${found.total === null ? "" : ` of ${count(found.total)}`}` : "No samples here";
     paging = {
       previous: offset > 0 ? link({ ...now, offset: Math.max(offset - LIMIT, 0) }) : null,
       next: found.next === null ? null : link({ ...now, offset: found.next }),
     };
   }
-  const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), stageChoice(now), ...(now.q ? [] : exploreModule?.sortControl(api, now) ?? []),
+  const bar = h("div", { class: "bar" }, h("span", { class: "grow muted" }, shown), stageChoice(now), ...(now.q ? [h("a", { class: "button", href: link({ part: now.part }), "data-back": true }, "All samples")] : exploreModule?.sortControl(api, now) ?? []),
     pageLink("← Previous", paging.previous === "back" ? null : paging.previous, "prev"), pageLink("Next →", paging.next, "next"));
   root.replaceChildren(bar, ...(found.note ? [h("p", { class: "note" }, found.note)] : []),
     h("ol", { class: "grid", "aria-label": "Samples" }, ...found.entries.map((entry) => card(entry, now.part, now.q ? queryOf(now) : undefined))));
@@ -343,7 +345,7 @@ function itemSections(items, prefix = "item") {
     const holder = h("div", { class: "body" });
     elements.set(item.name, holder);
     return h("section", { class: `item ${item.kind}${WIDE.has(kindOf(item)) ? " wide" : ""}`, "aria-labelledby": `${prefix}-${place}`, "data-kind": item.kind, "data-name": item.name },
-      h("header", {}, h("h2", { id: `${prefix}-${place}` }, item.name), h("span", { class: "kind" }, item.kind)),
+      h("header", {}, h("h2", { id: `${prefix}-${place}` }, item.name), item.kind === item.name ? null : h("span", { class: "kind" }, item.kind)),
       facts(item), item.note ? h("p", { class: `note${item.kind === "unreadable" ? " bad" : ""}` }, item.note) : null, holder);
   });
   return { sections, draw: () => shown.forEach((item) => elements.get(item.name).append(body(item, context))) };

@@ -171,6 +171,7 @@ export function timeline(canvas, item, context, { span, label, from = 0, left = 
 
 export function picture(url, alt, size = {}) {
   const image = element("img", { src: url, alt, loading: "lazy", decoding: "async", width: size.width, height: size.height });
+  image.addEventListener("load", () => image.classList.add("mm-loaded"), { once: true }); // a place that waits has no squares
   image.addEventListener("error", () => image.replaceWith(failure("This picture cannot be decoded.")), { once: true });
   return image;
 }
