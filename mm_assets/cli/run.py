@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from mm_assets.cli.completion import complete_stages
 from mm_assets.cli.document import json_option, write_document, write_error
 from mm_assets.cli.losses import totals_document
 from mm_assets.cli.options import DatasetChoice, dataset_options, partition_option
@@ -64,6 +65,7 @@ ENGINES = ("processes", "ray")
     "--from",
     "stage",
     metavar="STAGE",
+    shell_complete=complete_stages,
     help="Start at this stage, or at an earlier one that is stale: every partition, or those of --partition.",
 )
 @click.option("--force", is_flag=True, help="Start at the first stage: every partition, or those of --partition.")
