@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 __all__ = [
@@ -269,11 +270,14 @@ def _masked_parameter(found: re.Match[str]) -> str:
     return f"{name}={MASK}{end}" if _SECRET.search(name) else found[0]
 
 
+_COMPARED = 10_000  # names, of partitions for instance: a second
+
+
 def meant(name: object, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: which of those that are known may be meant; empty where none is."""
     from difflib import get_close_matches  # only for errors
 
-    found = get_close_matches(str(name), list(known), n=2, cutoff=0.7)
+    found = get_close_matches(str(name), list(islice(known, _COMPARED)), n=2, cutoff=0.7)
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 

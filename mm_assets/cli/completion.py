@@ -15,7 +15,7 @@ import click
 from mm_assets.cli.output import echo
 from mm_assets.errors import ConfigError
 
-__all__ = ["command", "complete_datasets", "complete_partitions"]
+__all__ = ["command", "complete_datasets", "complete_partitions", "complete_presets", "complete_stages"]
 
 MAX_NAMES = 1000  # that a shell is given
 PROGRAM = "mm-assets"
@@ -61,6 +61,20 @@ def complete_partitions(context: click.Context, _parameter: click.Parameter, inc
             with suppress(OSError, ValueError, KeyError, TypeError):  # what reads it says what is wrong with it
                 keys.update(json.loads((folder / "shards.json").read_bytes())["partitions"])
     return sorted(key for key in keys if key.startswith(incomplete))[:MAX_NAMES]
+
+
+def complete_stages(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the stages of a partition, in their order."""
+    from mm_assets.pipeline.chain import CHAIN, MANIFEST
+
+    return [stage.name for stage in CHAIN if stage is not MANIFEST and stage.name.startswith(incomplete)]
+
+
+def complete_presets(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of pack presets."""
+    from mm_assets.packing.presets import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
 
 
 def _registered(context: click.Context) -> list[Path]:

@@ -11,7 +11,7 @@ import click
 from mm_assets.cli.document import json_option, wants_json, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options, partition_option
 from mm_assets.cli.output import echo, named_in_part, report_losses
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, meant
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...]) -> None:
         name, registered = dataset.spec.name, dataset.partitions()
         unknown = [key for key in keys if key not in registered]
         if unknown:
-            detail = f"{unknown[0]!r} is not a registered partition of {name}"
+            detail = f"{unknown[0]!r} is not a registered partition of {name}{meant(unknown[0], registered)}"
             raise ConfigError("arguments", "--partition", detail)
         wanted = list(keys) or sorted(registered)
         totals = loss_totals(dataset, wanted)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mm_assets.cli.completion import complete_datasets, complete_partitions
+from mm_assets.cli.completion import complete_datasets, complete_partitions, complete_presets
 from mm_assets.cli.output import echo, report_error
 from mm_assets.cli.secrets import MASK, is_secret, masked_options, note_secrets
 from mm_assets.errors import ConfigError, meant
@@ -416,7 +416,12 @@ def dataset_options(
     if undeclared:
         options += [
             click.option("--shards", metavar="GLOB", help="Shards of a dataset that is not declared: glob or URL."),
-            click.option("--pack", metavar="PRESET", help="With --shards: pack preset; else the shards decide."),
+            click.option(
+                "--pack",
+                metavar="PRESET",
+                shell_complete=complete_presets,
+                help="With --shards: pack preset; else the shards decide.",
+            ),
         ]
     options += [
         click.option(

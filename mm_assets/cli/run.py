@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from mm_assets.cli.completion import complete_stages
 from mm_assets.cli.document import json_option, write_document, write_error
 from mm_assets.cli.losses import totals_document
 from mm_assets.cli.options import DatasetChoice, dataset_options, partition_option
@@ -34,7 +35,7 @@ from mm_assets.cli.output import (
 )
 from mm_assets.cli.progress import LoadProgress, stderr_of_its_own
 from mm_assets.cli.run_summary import FAULTS, num_faults, print_manifests, print_summary
-from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.errors import ConfigError, MmAssetsError, meant
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ ENGINES = ("processes", "ray")
     "--from",
     "stage",
     metavar="STAGE",
+    shell_complete=complete_stages,
     help="Start at this stage, or at an earlier one that is stale: every partition, or those of --partition.",
 )
 @click.option("--force", is_flag=True, help="Start at the first stage: every partition, or those of --partition.")
@@ -266,7 +268,9 @@ class _Run:
         missing = [key for key in self.keys if not any(key in found.partitions for found in self.present.values())]
         if missing:
             names = ", ".join(spec.name for spec in specs)
-            raise ConfigError("arguments", "--partition", f"{missing[0]!r} is not a registered partition of {names}")
+            known = (key for found in self.present.values() for key in found.partitions)
+            detail = f"{missing[0]!r} is not a registered partition of {names}{meant(missing[0], known)}"
+            raise ConfigError("arguments", "--partition", detail)
 
     def announce(self) -> None:
         """Prints what would be done."""

@@ -91,8 +91,8 @@ def print_manifests(datasets: Mapping[str, Present]) -> None:
             opened = f"mm_assets.open({url!r})"
             steps = steps or (
                 f"`{view}` shows samples in a browser",
-                f"`{inspect}` one here",
-                f"`{opened}` is for Python",
+                f"`{inspect}` prints one",
+                f"`{opened}` reads them in Python",
             )
     for number, step in enumerate(steps):
         echo(f"{'      ' if number else 'next: '}{step}")

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from mm_assets.errors import ConfigError, MissingExtraError
+from mm_assets.errors import ConfigError, MissingExtraError, meant
 from mm_assets.fields.audio import AudioField
 from mm_assets.fields.base import JSON, Field
 from mm_assets.fields.depth import DepthField
@@ -104,10 +104,11 @@ def field_from_config(type_name: object, config: Mapping[str, JSON] | None = Non
     """
     cls = FIELD_NAMES.get(type_name) if isinstance(type_name, str) else None
     if cls is None:
+        known = ", ".join(sorted(FIELD_NAMES))
         raise ConfigError(
             "arguments",
             "field",
-            f"found {type_name!r}, expected one of {', '.join(sorted(FIELD_NAMES))}; or your own as module:Class",
+            f"found {type_name!r}, expected one of {known}; or your own as module:Class{meant(type_name, FIELD_NAMES)}",
         )
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError("arguments", type_name, f"found {type(config).__name__}, expected a mapping of settings")

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, meant
 from mm_assets.fields.registry import load_class
 from mm_assets.filters.base import Annotator, Filter
 from mm_assets.rows.schema import PIPELINE_FILTERS, UserColumn
@@ -102,7 +102,7 @@ def _build(
     what = base.__name__.lower()
     if not isinstance(kind, str) or not (kind in table or ":" in kind):
         found = "is missing" if kind is None else f"is {kind!r}"
-        allowed = f"built in: {', '.join(sorted(table))}; or your own as module:Class"
+        allowed = f"built in: {', '.join(sorted(table))}; or your own as module:Class{meant(kind, table)}"
         raise ConfigError(where, f"{key}.type", f"{found}, expected the type of {what}: {allowed}")
     try:
         cls: type[Any] = load_class(table.get(kind, kind), base)
@@ -142,8 +142,8 @@ def _check_parameters(
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in given:
             if name not in names:
-                allowed = ", ".join(["type", *common, *names])
-                raise ConfigError(where, f"{key}.{name}", f"is not a parameter of {kind}; allowed: {allowed}")
+                allowed, maybe = ", ".join(["type", *common, *names]), meant(name, [*common, *names])
+                raise ConfigError(where, f"{key}.{name}", f"is not a parameter of {kind}; allowed: {allowed}{maybe}")
     for parameter in parameters:
         required = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
         if required and parameter.name not in given:

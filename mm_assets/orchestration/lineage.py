@@ -16,7 +16,7 @@ import dagster as dg
 from mm_assets.errors import MmAssetsError, masked_urls
 from mm_assets.orchestration.partitions import asset_key, shard_partitions, shards_key
 from mm_assets.orchestration.viewer import viewer_link
-from mm_assets.packing.plan import PackPlan
+from mm_assets.packing.plan import PackedModality, PackPlan
 from mm_assets.pipeline.chain import (
     FILTERED_ROWS,
     MANIFEST,
@@ -156,7 +156,8 @@ def _columns(spec: DatasetSpec, stage: Stage, schema: DatasetSchema | None) -> d
             columns.append(dg.TableColumn(name=column.name, type=str(column.arrow_type), description=about))
     if stage is FILTERED_ROWS:
         for column in _annotator_columns(spec):
-            about = f"measured by an annotator, on {column.rows or 'content'} rows"
+            measured = _CONTENT.get(column.rows, "binary_content")
+            about = f"measured by an annotator in `{measured}`, on {column.rows or 'content'} rows"
             columns.append(dg.TableColumn(name=column.name, type=str(column.arrow_type), description=about))
     return dg.TableSchema(columns=columns)
 
@@ -167,10 +168,30 @@ def modality_columns(spec: DatasetSpec, pack: Mapping[str, Any]) -> dg.TableSche
     if plan is None or not plan.modalities:
         return None
     columns = [
-        dg.TableColumn(name=modality.name, type=modality.field_type.rpartition(":")[2], description="packed modality")
+        dg.TableColumn(
+            name=modality.name,
+            type=modality.field_type.rpartition(":")[2],
+            description=f"packed from `{'`, `'.join(_packed_from(modality))}` of the filtered rows",
+        )
         for modality in plan.modalities
     ]
     return dg.TableSchema(columns=columns)
+
+
+def _packed_from(modality: PackedModality) -> Sequence[str]:
+    """The columns of the filtered rows that a packed modality is made of."""
+    names: dict[str, None] = {}
+    for selector in modality.selectors.values():
+        if selector.take in ("json", "metadata"):
+            names["metadata_json"] = None
+        elif selector.take == "column":
+            names |= dict.fromkeys(selector.key)
+        elif selector.take == "listing":
+            names |= dict.fromkeys(("position", "modality", "content_type"))
+        else:
+            kinds = ("text", "") if selector.modality == "*" else (selector.modality,)
+            names |= dict.fromkeys(_CONTENT.get(kind, "binary_content") for kind in kinds)
+    return tuple(names)
 
 
 def _plan(spec: DatasetSpec, pack: Mapping[str, Any]) -> PackPlan | None:
@@ -191,21 +212,7 @@ def _lineage(spec: DatasetSpec, stage: Stage, schema: DatasetSchema | None) -> d
     if stage.packed_format is None:
         return {}
     rows = asset_key(spec, FILTERED_ROWS)
-    deps: dict[str, list[dg.TableColumnDep]] = {}
-    for modality in plan.modalities:
-        names: dict[str, None] = {}
-        for selector in modality.selectors.values():
-            if selector.take in ("json", "metadata"):
-                names["metadata_json"] = None
-            elif selector.take == "column":
-                names |= dict.fromkeys(selector.key)
-            elif selector.take == "listing":
-                names |= dict.fromkeys(("position", "modality", "content_type"))
-            else:
-                kinds = ("text", "") if selector.modality == "*" else (selector.modality,)
-                names |= dict.fromkeys(_CONTENT.get(kind, "binary_content") for kind in kinds)
-        deps[modality.name] = [dg.TableColumnDep(rows, name) for name in names]
-    return deps
+    return {m.name: [dg.TableColumnDep(rows, name) for name in _packed_from(m)] for m in plan.modalities}
 
 
 def _of_table(

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from mm_assets.errors import ConfigError, SchemaMismatchError
+from mm_assets.errors import ConfigError, SchemaMismatchError, meant
 from mm_assets.fields import BytesField, Field, SequenceField, field_from_declaration
 from mm_assets.formats import ModalitySpec, name_hash
 from mm_assets.formats.records import MAX_MODALITIES
@@ -333,7 +333,8 @@ def _known_keys(value: object, allowed: tuple[str, ...], where: object, key: str
         raise ConfigError(where, key, f"is {value!r}, expected keys and values: {', '.join(allowed)}")
     for name in value:
         if name not in allowed:
-            raise ConfigError(where, f"{key}.{name}", f"is not a key of a packed field; allowed: {', '.join(allowed)}")
+            detail = f"is not a key of a packed field; allowed: {', '.join(allowed)}{meant(name, allowed)}"
+            raise ConfigError(where, f"{key}.{name}", detail)
     return value
 
 

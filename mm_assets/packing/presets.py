@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, meant
 from mm_assets.fields import (
     AudioField,
     BytesField,
@@ -312,7 +312,7 @@ def _inherited(item: Any, base: tuple[PackedModality, ...]) -> Any:
 
 def _preset(value: object, where: object, key: str) -> str:
     if not isinstance(value, str) or value not in PRESETS:
-        raise ConfigError(where, key, f"is {value!r}, allowed: {', '.join(PRESETS)}")
+        raise ConfigError(where, key, f"is {value!r}, allowed: {', '.join(PRESETS)}{meant(value, PRESETS)}")
     return value
 
 

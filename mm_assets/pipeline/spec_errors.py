@@ -59,7 +59,7 @@ def config_error(found: ErrorDetails, where: str, root: Mapping[str, Any]) -> Co
         if found["loc"][-1] in known:
             detail = "is another name of a setting that is given too: give one of them"
     elif found["type"] == "literal_error":
-        detail = f"is {found['input']!r}, allowed: {expected(schema)}"
+        detail = f"is {found['input']!r}, allowed: {expected(schema)}{meant(found['input'], schema.get('enum', ()))}"
     return ConfigError(where, key.lstrip(".") or "declaration", detail)
 
 

@@ -52,7 +52,7 @@ def test_a_script_completes_the_command(shell: str) -> None:
 
 
 def test_commands_and_options_are_completed() -> None:
-    """What a shell asks for is answered: commands by their start, and options of a command."""
+    """What a shell asks for is answered: commands by their start, options of a command, stages and presets."""
 
     def completed(words: str, number: int) -> str:
         asked = {"_MM_ASSETS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(number)}
@@ -60,6 +60,8 @@ def test_commands_and_options_are_completed() -> None:
 
     assert set(completed("mm-assets sta", 1).split()) == {"plain,status", "plain,stats"}
     assert "plain,--partitions-from" in completed("mm-assets run --part", 2).split()
+    assert completed("mm-assets run --from packed", 3).split() == ["plain,packed_mult", "plain,packed_mstr"]
+    assert completed("mm-assets plan --pack image", 3).split() == ["plain,image_text", "plain,image_text_pair"]
 
 
 def test_datasets_and_partitions_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
