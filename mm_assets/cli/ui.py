@@ -95,6 +95,8 @@ def _run(words: Sequence[str], environment: dict[str, str]) -> int:
     """Runs Dagster until it ends or this process is stopped; 0 where Dagster ended well or was stopped, else 1."""
     from mm_assets.view.server import limit_memory
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a script's `&` starts a command; Dagster ends by it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     dagster = subprocess.Popen(words, env=environment)
     limit_memory()  # of the viewer, which shows content that was never checked; Dagster has started before
 

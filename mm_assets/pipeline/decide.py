@@ -122,7 +122,7 @@ class Decision:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know: shards that cannot be read, and samples that the layout was not made for."""
-        unread = tuple(f"cannot be read and decided nothing: {shard.error}" for shard in self.shards if shard.error)
+        unread = tuple(f"an unreadable shard decided nothing: {shard.error}" for shard in self.shards if shard.error)
         kinds = [kind for kind in self.kinds if not kind.fits]
         odd = tuple(map(self._said, kinds[:MAX_SAID]))
         more = (f"and {len(kinds) - MAX_SAID:,} more kinds of sample",) if len(kinds) > MAX_SAID else ()
