@@ -182,7 +182,7 @@ def _(page: Any) -> None:
 @shot("view-video", "video", "/?n=0", (900, 640))
 def _(page: Any) -> None:
     _items(page)
-    page.locator("video").evaluate("film => { film.preload = 'auto'; }")
+    page.locator("video").evaluate("film => { film.preload = 'auto'; film.load(); }")  # else it is read as it plays
     _until(
         page,
         "(film => film.buffered.length && film.buffered.end(0) > film.duration - 0.1)(document.querySelector('video'))",
