@@ -284,7 +284,7 @@ def test_a_compressed_shard_after_a_plain_one_is_read_when_it_is_asked_for(tmp_p
 def test_a_connection_without_a_request_is_closed(packed: Path) -> None:
     """One that sends half a request is closed, first or not; one that waits after its request is not."""
     begin = (
-        "from mm_assets.view import server; server.REQUEST_SECONDS = 1.0; from mm_assets.cli.main import main; main()"
+        "from mm_assets.view import server; server.REQUEST_SECONDS = 0.5; from mm_assets.cli.main import main; main()"
     )
     command = [sys.executable, "-c", begin, "view", str(packed)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
@@ -303,7 +303,7 @@ def test_a_connection_without_a_request_is_closed(packed: Path) -> None:
                     assert b" 403 " in answer.readline()
                     headers = dict(line.lower().split(b": ") for line in iter(answer.readline, b"\r\n"))
                     answer.read(int(headers[b"content-length"]))
-                    time.sleep(1.5)
+                    time.sleep(0.8)
                 slow.sendall(request[:20])
                 assert answer.read() == b""
         finally:
