@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mm_assets.errors import ConfigError
 
@@ -109,12 +109,15 @@ def serve(app: Guard, sock: socket.socket, *, on_started: Callable[[], None] | N
 
 def _protocol() -> type[asyncio.Protocol]:
     """The HTTP protocol of uvicorn, with a limit for the time that a request takes to arrive."""
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+    if TYPE_CHECKING:  # the two classes that uvicorn chooses from, by what is installed, have the same members
+        from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
+    else:
+        from uvicorn.protocols.http.auto import AutoHTTPProtocol as Protocol
 
-    class Impatient(AutoHTTPProtocol):  # type: ignore[valid-type, misc]  # one of two classes, as installed
+    class Impatient(Protocol):
         _timer: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: Any) -> None:  # uvicorn takes less than `asyncio.Protocol` does
             super().connection_made(transport)
             self._arm()
 

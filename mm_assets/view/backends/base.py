@@ -178,7 +178,7 @@ class Backend(ABC):
         """One partition; `NoSampleError` if there is none of that key."""
         raise NoSampleError(f"{self.title} has no partition {key!r}")
 
-    def end_reading(self) -> None:  # noqa: B027  # a default: most read only when they are asked
+    def end_reading(self) -> None:  # noqa: B027  # not abstract: most have no thread, and so nothing to end
         """Ends threads that read on; the files stay open for those that still read what is known."""
 
     def close(self) -> None:  # noqa: B027  # a default: not every source holds files
