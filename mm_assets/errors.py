@@ -9,12 +9,15 @@ Python raises; nothing here wraps it.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from itertools import islice
 from pathlib import Path
+from typing import ParamSpec
 
 __all__ = [
     "BadMagicError",
@@ -36,12 +39,16 @@ __all__ = [
     "SourceError",
     "TruncatedError",
     "UnsupportedVersionError",
+    "best_effort",
+    "best_effort_notes",
     "first_line",
     "full_disk_named",
     "masked_urls",
     "meant",
     "optional_import",
 ]
+
+_P = ParamSpec("_P")
 
 
 class MmAssetsError(Exception):
@@ -357,3 +364,28 @@ class CollateError(MmAssetsError, ValueError):
 
 class LoaderError(MmAssetsError):
     """A loader cannot continue: a state is from another dataset or order, or no readable sample is left."""
+
+
+@contextmanager
+def best_effort(what: str) -> Iterator[None]:
+    """Logs an exception as one warning and continues: a chart, a preview or a link never fails the work it describes.
+
+    Args:
+        what: names what is missing because of it, as the start of a sentence.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - drawing code may raise anything, and the data are right without it
+        reason = masked_urls(f"{type(error).__name__}: {first_line(error)}")
+        logging.getLogger("mm_assets").warning("%s is left out, the data are not affected: %s", what, reason)
+
+
+def best_effort_notes(notes: Callable[_P, Iterable[str]]) -> Callable[_P, Iterator[str]]:
+    """Decorates a function that returns notes for users: an exception ends the notes, as `best_effort` does."""
+
+    @wraps(notes)
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> Iterator[str]:
+        with best_effort(f"a note ({notes.__name__.strip('_')})"):
+            yield from notes(*args, **kwargs)
+
+    return wrapper

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -9,7 +10,7 @@ import pyarrow as pa
 
 from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
-from mm_assets.errors import masked_urls
+from mm_assets.errors import best_effort, masked_urls
 from mm_assets.orchestration.checks import UNIQUE_IDS, rules_of
 from mm_assets.orchestration.events import Target
 from mm_assets.orchestration.lineage import modality_columns
@@ -77,40 +78,72 @@ def stage_metadata(spec: DatasetSpec, result: StageResult) -> dict[str, Any]:
     What all partitions have in common is in the definition of the asset, such as its columns. Numbers that the summary
     of a run shows are entries of their own, of which Dagster draws curves; the others are in a table.
     """
-    record, preview, stage = result.record, result.preview, _STAGES[result.record.stage]
-    metadata: dict[str, Any] = linked(spec, record.partition)
-    metadata |= {f"sample/{number}": sample_value(view) for number, view in enumerate(preview.samples, 1)}
-    if record.notes:
-        metadata["notes"] = dg.MetadataValue.md("\n".join(f"- {escaped_in_line(note)}" for note in record.notes))
-    if result.streams:
-        metadata["modalities"] = _streams_table(result)
-    if preview.modalities:
-        metadata["rows_by_modality"] = counts_table(preview.modalities, "modality", "rows")
+    return _joined(
+        partial(linked, spec, result.record.partition),
+        partial(_samples, result),
+        partial(_notes, result),
+        partial(_modalities, result),
+        partial(_counts, result),
+        partial(_files, result),
+        partial(_charts, result),
+        partial(_speed, result),
+        partial(_first_rows, result),
+    )
+
+
+def _joined(*parts: partial[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the entries of all parts: one that raises is left out, since an event describes what has been made."""
+    metadata: dict[str, Any] = {}
+    for part in parts:
+        with best_effort(f"the metadata of {part.func.__name__.strip('_')}"):
+            metadata |= part()
+    return metadata
+
+
+def _samples(result: StageResult) -> dict[str, Any]:
+    return {f"sample/{number}": sample_value(view) for number, view in enumerate(result.preview.samples, 1)}
+
+
+def _notes(result: StageResult) -> dict[str, Any]:
+    notes = "\n".join(f"- {escaped_in_line(note)}" for note in result.record.notes)
+    return {"notes": dg.MetadataValue.md(notes)} if notes else {}
+
+
+def _modalities(result: StageResult) -> dict[str, Any]:
+    metadata = {"modalities": _streams_table(result)} if result.streams else {}
+    if result.preview.modalities:
+        metadata["rows_by_modality"] = counts_table(result.preview.modalities, "modality", "rows")
+    return metadata
+
+
+def _counts(result: StageResult) -> dict[str, Any]:
+    record, metadata = result.record, {}
     reasons = {name: count for name, count in record.counts.items() if "." in name}
     if reasons:
         metadata["by_reason"] = counts_table(reasons, "reason", "rows", has_bars=True)
     if record.kept:
         metadata["kept"] = _kept_table(record.kept)
-    shown = [name for _, name in stage.numbers]
-    metadata |= {f"count/{name}": record.counts[name] for name in shown if name in record.counts and name != "bytes"}
+    curves = [name for _, name in _STAGES[record.stage].numbers]
+    metadata |= {f"count/{name}": record.counts[name] for name in curves if name in record.counts and name != "bytes"}
     streams = {f"present_{stream.name}" for stream in result.streams}
-    told = {*reasons, *shown, *streams}
-    others = {name: n for name, n in record.counts.items() if n and name not in told}
+    others = {name: n for name, n in record.counts.items() if n and name not in {*reasons, *curves, *streams}}
     if others:
         metadata["counts"] = counts_table(others, "what", "number")
     if result.schema is not None:
-        metadata["dagster/partition_row_count"] = preview.num_rows
-    metadata |= _files(result)
-    metadata |= {f"chart/{chart.name}": chart_value(chart) for chart in preview.charts}
-    metadata["seconds"] = round(result.seconds, 3)
-    metadata["check_seconds"] = round(result.check_seconds, 3)
-    moved = record.counts.get("content_bytes") or record.counts.get("bytes") or record.counts.get("shard_bytes") or 0
-    if moved and result.seconds > 0:
-        metadata["throughput_mb_per_s"] = round(moved / 1e6 / result.seconds, 1)
-    if preview.rows:
-        own = "" if result.schema is None else _own_columns(stage, result.schema)
-        metadata |= {"own_columns": own} if own else {}
-        metadata["first_rows"] = _first_rows(preview.rows)
+        metadata["dagster/partition_row_count"] = result.preview.num_rows
+    return metadata
+
+
+def _charts(result: StageResult) -> dict[str, Any]:
+    return {f"chart/{chart.name}": chart_value(chart) for chart in result.preview.charts}
+
+
+def _speed(result: StageResult) -> dict[str, Any]:
+    counts = result.record.counts
+    metadata = {"seconds": round(result.seconds, 3), "check_seconds": round(result.check_seconds, 3)}
+    num_bytes = counts.get("content_bytes") or counts.get("bytes") or counts.get("shard_bytes") or 0
+    if num_bytes and result.seconds > 0:
+        metadata["throughput_mb_per_s"] = round(num_bytes / 1e6 / result.seconds, 1)
     return metadata
 
 
@@ -120,8 +153,12 @@ def linked(spec: DatasetSpec, partition: str) -> dict[str, Any]:
     return {} if link is None else {"viewer": dg.MetadataValue.url(link)}
 
 
-def _first_rows(rows: Sequence[Mapping[str, str]]) -> dg.MarkdownMetadataValue:
+def _first_rows(result: StageResult) -> dict[str, Any]:
     """The first rows, a line per column since these are more than a page is wide, as many as are shown in place."""
+    rows = result.preview.rows
+    if not rows:
+        return {}
+    own = "" if result.schema is None else _own_columns(_STAGES[result.record.stage], result.schema)
     for number, width in ((len(rows), _CELL), (2, _CELL), (1, _CELL), (1, _CELL // 2)):
         lines = [(shortened(name, width), *(shortened(row[name], width) for row in rows[:number])) for name in rows[0]]
         text = markdown_table(("column", *(f"row {n + 1}" for n in range(number))), lines)
@@ -129,7 +166,7 @@ def _first_rows(rows: Sequence[Mapping[str, str]]) -> dg.MarkdownMetadataValue:
             break
     while not is_inline(text):
         text = text[: text.rindex("\n")]  # a dataset of very many columns
-    return dg.MetadataValue.md(text)
+    return {**({"own_columns": own} if own else {}), "first_rows": dg.MetadataValue.md(text)}
 
 
 def _streams_table(result: StageResult) -> Any:
@@ -174,18 +211,21 @@ def stage_version(record: StageRecord) -> str:
 
 def published_result(spec: DatasetSpec, marker: Mapping[str, Any]) -> MaterializeResult:
     """What Dagster stores of a partition's marker."""
-    totals, aside = listed_totals([marker["losses"]]), names_set_aside(marker.get("added"))
     return dg.MaterializeResult(
         asset_key=asset_key(spec, PUBLISHED),
-        metadata={
-            **linked(spec, marker["partition"]),
-            "count/samples": marker["num_samples"],
-            **{f"count/{kind}": sum(t.count for t in totals if t.example.kind == kind) for kind in KINDS},
-            "losses": losses_table(totals),
-            **({"streams_set_aside": ", ".join(aside)} if aside else {}),
-        },
+        metadata=_joined(partial(linked, spec, marker["partition"]), partial(_published, marker)),
         data_version=marker_version(marker),
     )
+
+
+def _published(marker: Mapping[str, Any]) -> dict[str, Any]:
+    totals, aside = listed_totals([marker["losses"]]), names_set_aside(marker.get("added"))
+    return {
+        "count/samples": marker["num_samples"],
+        **{f"count/{kind}": sum(t.count for t in totals if t.example.kind == kind) for kind in KINDS},
+        "losses": losses_table(totals),
+        **({"streams_set_aside": ", ".join(aside)} if aside else {}),
+    }
 
 
 def marker_version(marker: Mapping[str, Any]) -> dg.DataVersion:
@@ -212,7 +252,7 @@ def manifest_result(spec: DatasetSpec, report: ManifestReport) -> MaterializeRes
     return dg.MaterializeResult(
         asset_key=key,
         check_results=[unique_ids],
-        metadata=_manifest_metadata(spec, report),
+        metadata=_joined(partial(_manifest_metadata, spec, report)),
         data_version=dg.DataVersion(report.digest),
     )
 
@@ -292,11 +332,11 @@ def failed_observation(spec: DatasetSpec, failure: StageFailure) -> dg.AssetObse
     return dg.AssetObservation(
         asset_key=asset_key(spec, stage),
         partition=failure.partition,
-        metadata={"failed": _failed_value(spec, failure), **linked(spec, failure.partition)},
+        metadata=_joined(partial(_failed, spec, failure), partial(linked, spec, failure.partition)),
     )
 
 
-def _failed_value(spec: DatasetSpec, failure: StageFailure) -> dg.MarkdownMetadataValue:
+def _failed(spec: DatasetSpec, failure: StageFailure) -> dict[str, Any]:
     """What failed, what to do, and the command by itself, in lines that a page shows whole."""
     command = f"```\n{_run_command(spec, failure)}\n```"
     width = _MAX_SAID
@@ -304,7 +344,7 @@ def _failed_value(spec: DatasetSpec, failure: StageFailure) -> dg.MarkdownMetada
         said = shortened(masked_urls(f"failed at {failure.stage}: {failure.said}"), width)
         text = "\n\n".join([*map(_broken, (said, f"What to do: {_advice(failure)}:")), command])
         if is_inline(text) or width <= _LINE:
-            return dg.MetadataValue.md(text)
+            return {"failed": dg.MetadataValue.md(text)}
         width -= _LINE
 
 
@@ -421,18 +461,8 @@ def _check_result(
 ) -> dg.AssetCheckResult:
     failed = [outcome for outcome in outcomes.values() if not outcome.passed]
     stops = not failed or any(outcome.stops for outcome in failed)
-    violations = {outcome.name: _violations(outcome) for outcome in failed if outcome.violations}
-    metadata: dict[str, Any]
-    if spec.checks == "per_rule":
-        number = sum(outcome.num_violations for outcome in failed)
-        metadata = {"num_violations": number} if number else {}
-        metadata |= dict(zip(["violations"], violations.values(), strict=False))
-        said = [outcome.said for outcome in failed]
-    else:
-        metadata = {"rules": _rules_table(outcomes)}
-        metadata |= {f"violations/{name}": table for name, table in violations.items()}
-        said = [f"{outcome.name}: {outcome.said}" for outcome in failed]
-    metadata |= _named_sample(spec, partition, failed)
+    said = [f"{outcome.name}: " * (spec.checks != "per_rule") + outcome.said for outcome in failed]
+    metadata = _joined(partial(_rules, spec, outcomes), partial(_named_sample, spec, partition, failed))
     return dg.AssetCheckResult(
         check_name=name,
         asset_key=dg.AssetKey([spec.name, asset]),
@@ -443,13 +473,22 @@ def _check_result(
     )
 
 
-def _rules_table(outcomes: Mapping[Check, Outcome]) -> dg.MarkdownMetadataValue:
-    """The outcome of each rule; what the rules say is in the description of the check."""
+def _rules(spec: DatasetSpec, outcomes: Mapping[Check, Outcome]) -> dict[str, Any]:
+    """The outcome of each rule, and rows that violate it; what the rules say is in the description of the check."""
+    failed = [outcome for outcome in outcomes.values() if not outcome.passed]
+    violations = {outcome.name: _violations(outcome) for outcome in failed if outcome.violations}
+    if spec.checks == "per_rule":
+        number = sum(outcome.num_violations for outcome in failed)
+        return {
+            **({"num_violations": number} if number else {}),
+            **dict(zip(["violations"], violations.values(), strict=False)),
+        }
     lines = ["|rule|passed|violations|", "|-|-|-:|"]
     for rule, outcome in outcomes.items():
         passed = "yes" if outcome.passed else "no" if outcome.blocking else "no, a warning"
         lines.append(f"|{rule.name}|{passed}|{outcome.num_violations:,}|")
-    return dg.MetadataValue.md("\n".join(lines))
+    tables = {f"violations/{name}": table for name, table in violations.items()}
+    return {"rules": dg.MetadataValue.md("\n".join(lines)), **tables}
 
 
 def _violations(outcome: Outcome) -> dg.TableMetadataValue:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from mm_assets.checks.context import CheckContext, LossLimit, Outcome, TableFile
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
-from mm_assets.errors import SourceError
+from mm_assets.errors import SourceError, best_effort_notes
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.losses import losses_command
 from mm_assets.pipeline.packed_streams import PackedStream
@@ -256,6 +256,7 @@ class Run:
             loss_limit=self._loss_limit(),
         )
 
+    @best_effort_notes
     def _own_notes(self) -> Iterator[str]:
         if any(table.has_references(self.spec) for table in self.stage.tables):
             yield "the media stay in the shards: in their place the table has the size and CRC-32C of each (`retain`)"

@@ -379,9 +379,10 @@ def _of(choose: Callable[[Iterable[float]], float], values: Sequence[float | Non
 def _edges(low: float, high: float, bins: int, least: float | None) -> list[float]:
     """The ends of the bins; of equal ratio from `least` on, if that is given, and then from zero if `low` is below."""
     if high <= low:
-        return [low, low + max(abs(low) * 1e-9, 1e-9)]
+        above = low + max(abs(low) * 1e-9, 1e-9)
+        return [low, above] if math.isfinite(above) else [low - abs(low) * 1e-9, low]
     if least is None:
-        step = (high - low) / bins
+        step = high / bins - low / bins  # the difference of two doubles may exceed the largest double
         return _rising([low + n * step for n in range(bins)], high)
     start = math.log(least)
     step = (math.log(high) - start) / bins

@@ -17,7 +17,7 @@ import pyarrow as pa
 from mm_assets.checks.alignment import misaligned
 from mm_assets.checks.packed import ExpectedRows, PackedFiles
 from mm_assets.dataset.manifest import packed_name
-from mm_assets.errors import SchemaMismatchError, ShardError
+from mm_assets.errors import SchemaMismatchError, ShardError, best_effort_notes
 from mm_assets.filters.apply import FilterStream
 from mm_assets.packing.judge import Judge
 from mm_assets.packing.pack import PackSummary, pack_rows
@@ -374,6 +374,7 @@ def _counts(summary: PackSummary) -> dict[str, int]:
     return present | refused | ({"rest_rows": summary.num_rest} if summary.num_rest else {})
 
 
+@best_effort_notes
 def _media_notes(judge: Judge, spec: DatasetSpec) -> Iterator[str]:
     if spec.decodable == "headers":
         yield "media were not decoded before packing (decodable: headers)"
@@ -422,6 +423,7 @@ def _refuse_misfit(judge: Judge, counts: Mapping[str, int], run: Run) -> None:
         raise SchemaMismatchError(f"{said} fits: their content {_cannot_pack(judge, run)}; {_pack_advice(run)}")
 
 
+@best_effort_notes
 def _unplaced_notes(judge: Judge, counts: Mapping[str, int], run: Run) -> Iterator[str]:
     """A note if more than odd samples have content without a place in the plan, which may be wrong for them."""
     if judge.num_unplaced and not is_rare(judge.num_unplaced, counts["samples"]):
@@ -429,6 +431,7 @@ def _unplaced_notes(judge: Judge, counts: Mapping[str, int], run: Run) -> Iterat
         yield f"{said} {_cannot_pack(judge, run)}; {_pack_advice(run)}"
 
 
+@best_effort_notes
 def _plan_notes(summary: PackSummary, run: Run) -> Iterator[str]:
     """Notes if little was packed, or lacks what most samples have: it may be the wrong plan for these rows."""
     if summary.num_samples == 0:

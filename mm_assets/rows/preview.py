@@ -1,19 +1,22 @@
 """A summary of a table while it streams past: its first rows, a few samples with their picture, and small charts.
 
-A preview holds a few rows, images and numbers of a table of any size. It only describes: content that it cannot draw is
-not an error of the data.
+A preview holds a few rows, images and numbers of a table of any size. It only describes: what it cannot draw is not an
+error of the data, so an exception while it observes or draws a part costs that part and a line in the log. Its counts
+of rows and bytes are exact.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.errors import best_effort
 from mm_assets.rows.charts import Chart, Numbers, size_chart
 from mm_assets.rows.thumbnails import MAX_CONTENT, thumbnail
 from mm_assets.summaries import bytes_said
@@ -26,6 +29,9 @@ MAX_HELD_BYTES = 8 << 20  # of the media that are held until they are drawn
 MAX_ROWS = 512  # that are looked at for samples
 PICTURES_PER_SAMPLE = 3
 NUM_CHARTS = 3  # of columns
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +101,7 @@ class Preview:
         self._charted = charted
         self._rows: list[dict[str, str]] = []
         self._samples: dict[str, _Sample] = {}
+        self._failed_parts: set[str] = set()
         self._looked_at = 0
         self._held = 0
         self.modalities: Counter[str] = Counter()
@@ -106,30 +113,58 @@ class Preview:
     def observe(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Observes a batch and returns it."""
         self.num_rows += batch.num_rows
-        if len(self._rows) < self._num_rows:
-            for row in batch.slice(0, self._num_rows - len(self._rows)).to_pylist():
-                self._rows.append({name: _cell(value) for name, value in row.items()})
         names = batch.schema.names
-        if "modality" in names:
-            for item in pc.value_counts(batch.column("modality")):
-                self.modalities[item["values"].as_py()] += item["counts"].as_py()
         if "binary_content" in names:
-            self._observe_content(batch)
+            sizes = pc.binary_length(batch.column("binary_content")).drop_null()
+            self.content_bytes += pc.sum(sizes).as_py() or 0
+            self._draw("content_size", self._observe_sizes, sizes)
             self.look_at(batch)
+        if "modality" in names:
+            self._draw("modalities", self._observe_modalities, batch)
+        if len(self._rows) < self._num_rows:
+            self._draw("first rows", self._observe_rows, batch)
         if self._num_rows:
             for name in self._charts_of(batch.schema):
-                self._numbers.setdefault(name, Numbers()).add(batch.column(name))
+                self._draw(name, self._observe_numbers, name, batch.column(name))
         return batch
 
     def observe_dropped(self, batch: pa.RecordBatch) -> None:
-        """Observes rows that filters took out, with the values that decided."""
-        if not self._num_rows:
-            return
+        """Observes rows that filters dropped, with the values that decided."""
+        if self._num_rows:
+            self._draw("dropped values", self._observe_dropped, batch)
+
+    def look_at(self, batch: pa.RecordBatch) -> None:
+        """Looks for samples to show in a batch, and counts nothing."""
+        if self._num_samples and self._looked_at < MAX_ROWS:
+            self._draw("samples", self._observe_samples, batch)
+
+    def _draw(self, part: str, draw: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        """Calls what observes or draws a part of the preview; from its first exception on the part is left out."""
+        if part not in self._failed_parts:
+            self._failed_parts.add(part)
+            with best_effort(f"{part!r} of a preview"):
+                result = draw(*args, **kwargs)
+                self._failed_parts.remove(part)
+                return result
+        return None
+
+    def _observe_rows(self, batch: pa.RecordBatch) -> None:
+        for row in batch.slice(0, self._num_rows - len(self._rows)).to_pylist():
+            self._rows.append({name: _cell(value) for name, value in row.items()})
+
+    def _observe_modalities(self, batch: pa.RecordBatch) -> None:
+        for item in pc.value_counts(batch.column("modality")):
+            self.modalities[item["values"].as_py()] += item["counts"].as_py()
+
+    def _observe_numbers(self, name: str, values: pa.Array) -> None:
+        self._numbers.setdefault(name, Numbers()).add(values)
+
+    def _observe_dropped(self, batch: pa.RecordBatch) -> None:
         for name in pc.unique(batch.column("filter")).to_pylist():
             values = batch.column("value").filter(pc.equal(batch.column("filter"), name))
             key = f"dropped/{name}"
             if values.null_count < len(values) and (key in self._numbers or len(self._numbers) < 2 * NUM_CHARTS):
-                self._numbers.setdefault(key, Numbers()).add(values)
+                self._observe_numbers(key, values)
 
     def _charts_of(self, schema: pa.Schema) -> list[str]:
         """Columns of numbers: those that were asked for, else positions and the last few, which annotators add."""
@@ -138,18 +173,12 @@ class Preview:
             return [name for name in found if name in self._charted]
         return ["position", *[name for name in found if name != "position"][-NUM_CHARTS:]]
 
-    def _observe_content(self, batch: pa.RecordBatch) -> None:
-        content = batch.column("binary_content")
-        sizes = pc.binary_length(content).drop_null()
-        self.content_bytes += pc.sum(sizes).as_py() or 0
+    def _observe_sizes(self, sizes: pa.Array) -> None:
         # The exponent of a whole number as a float is its number of bits.
         bits, counts = np.unique(np.frexp(sizes.to_numpy(zero_copy_only=False))[1], return_counts=True)
         self._sizes.update(dict(zip(bits.tolist(), counts.tolist(), strict=True)))
 
-    def look_at(self, batch: pa.RecordBatch) -> None:
-        """Looks for samples to show in a batch, and counts nothing."""
-        if not self._num_samples or self._looked_at >= MAX_ROWS:
-            return
+    def _observe_samples(self, batch: pa.RecordBatch) -> None:
         columns = [batch.column(name) for name in ("sample_id", "modality", "content_type", "text_content")]
         content = batch.column("binary_content")
         for row in range(min(batch.num_rows, MAX_ROWS - self._looked_at)):
@@ -176,13 +205,15 @@ class Preview:
         if not self._num_rows and not self._num_samples:
             return DrawnPreview(num_rows=self.num_rows)
         names = [name for name in (self._rows or [{}])[0] if any(row[name] for row in self._rows)]
-        charts = [numbers.chart(name) for name, numbers in self._numbers.items()]
+        charts = [self._draw(name, numbers.chart, name) for name, numbers in self._numbers.items()]
+        if self._sizes:
+            charts.insert(0, self._draw("content_size", size_chart, self._sizes))
         return DrawnPreview(
             num_rows=self.num_rows,
             modalities=dict(self.modalities),
             rows=[{name: row[name] for name in names} for row in self._rows],
-            samples=self._sample_views(),
-            charts=[*([size_chart(self._sizes)] if self._sizes else []), *filter(None, charts), *further],
+            samples=self._draw("samples", self._sample_views) or (),
+            charts=[*filter(None, charts), *further],
         )
 
     def _sample_views(self) -> list[SampleView]:

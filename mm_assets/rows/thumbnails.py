@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import MmAssetsError, best_effort
 from mm_assets.fields import AudioField, ImageField
 from mm_assets.rows.charts import drawn_bars
 
@@ -39,16 +40,15 @@ _AUDIO = AudioField(max_frames=_MAX_FRAMES)
 def thumbnail(content: bytes, modality: str = "image") -> bytes | None:
     """A picture of a media item of at most `MAX_BYTES`: a WebP, of audio the waveform as a PNG.
 
-    An image is decoded as the reader of a packed file does it; of a video the keyframe in the middle is. None for what
-    cannot be decoded or is too large to be worth it: checks and filters judge it.
+    An image is decoded as the reader of a packed file does it; of a video the keyframe in the middle is. Returns None
+    for what cannot be decoded or drawn, or is too large to be worth it: checks and filters validate it.
     """
     draw = _DRAWN.get(modality)
     if draw is None or len(content) > MAX_CONTENT[modality]:
         return None
-    try:
+    with best_effort(f"the picture of an item ({modality})"), suppress(MmAssetsError):
         return draw(content)
-    except MmAssetsError:
-        return None
+    return None
 
 
 def _image(content: bytes) -> bytes | None:

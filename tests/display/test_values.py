@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hypothesis_numpy
 from PIL import Image
 
 import mm_assets
@@ -23,6 +24,7 @@ from mm_assets.display import (
     thumbnail,
     value_item,
 )
+from mm_assets.display.numbers import array_item, map_item
 from mm_assets.fields import (
     AudioField,
     BytesField,
@@ -450,3 +452,30 @@ def test_depth_map_in_metres_has_its_range() -> None:
     with Image.open(io.BytesIO(made_by(item, "map"))) as picture:
         assert [picture.getpixel(place)[3] for place in ((0, 0), (5, 5))] == [0, 255]
     assert json.dumps(dict(item.data), allow_nan=False)
+
+
+DTYPES = st.one_of(
+    hypothesis_numpy.boolean_dtypes(),
+    hypothesis_numpy.integer_dtypes(),
+    hypothesis_numpy.unsigned_integer_dtypes(),
+    hypothesis_numpy.floating_dtypes(sizes=(16, 32, 64)),
+    hypothesis_numpy.complex_number_dtypes(),
+    hypothesis_numpy.unicode_string_dtypes(max_len=3),
+    hypothesis_numpy.datetime64_dtypes(),
+)
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_array_is_drawn(data: st.DataObject) -> None:
+    """An array of any type, shape and values has an item whose data are JSON and whose pictures can be made."""
+    shapes = hypothesis_numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6)
+    array = data.draw(hypothesis_numpy.arrays(data.draw(DTYPES), shapes))
+    items = [array_item("x", array)]
+    if array.ndim == 2 and array.size and array.dtype.kind in "iuf":
+        items.append(map_item("x", array))
+    for item in items:
+        json.dumps(item.data, allow_nan=False)
+        for media in item.media:
+            assert media.make is not None
+            assert media.make().startswith(b"\x89PNG")

@@ -1,6 +1,8 @@
 """A look at a table while it streams past."""
 
 import io
+import logging
+import math
 import tarfile
 from pathlib import Path
 
@@ -8,8 +10,11 @@ import numpy as np
 import pillow_heif
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
+from mm_assets.rows.charts import BAR_WIDTH, BARS, Numbers
 from mm_assets.rows.preview import Preview, SampleView
 from mm_assets.rows.schema import DROPPED_SCHEMA, MULTIMODAL_SCHEMA
 from mm_assets.rows.thumbnails import MAX_BYTES, thumbnail
@@ -198,3 +203,122 @@ def test_hostile_text_stays_text() -> None:
     for text in (*row.values(), view.name, *view.said):
         assert len(text) <= 62
         assert text.isprintable()
+
+
+NUMBER_TYPES = {
+    **{f"int{bits}": (pa.int8, pa.int16, pa.int32, pa.int64)[n]() for n, bits in enumerate((8, 16, 32, 64))},
+    **{f"uint{bits}": (pa.uint8, pa.uint16, pa.uint32, pa.uint64)[n]() for n, bits in enumerate((8, 16, 32, 64))},
+    "float16": pa.float16(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+}
+
+
+def values_of(name: str) -> st.SearchStrategy[list[float | None]]:
+    """Draws a column of a type: its extremes, neighbors of 2**53, one value repeated, NaN, infinities, nulls."""
+    if "int" in name:
+        bits, low = int(name.split("int")[1]), 0 if name[0] == "u" else -(2 ** (int(name[3:]) - 1))
+        high = low + 2**bits - 1
+        exact = [x for x in (low, high, high - 1, 0, 1, 2**53, 2**53 + 1, 2**60 + 1, 2**63) if low <= x <= high]
+        numbers: st.SearchStrategy[float] = st.sampled_from(exact) | st.integers(low, high)
+    else:
+        width = int(name[5:])
+        numbers = st.floats(width=width) | st.sampled_from([0.5, 0.25, 0.0, -0.0])  # type: ignore[arg-type]
+        if width == 64:
+            numbers |= st.sampled_from([0.3, 0.1 + 0.2, 1.7976931348623157e308, -1.7976931348623157e308, 5e-324])
+    return st.lists(st.none() | numbers, max_size=12)
+
+
+@pytest.mark.parametrize("name", NUMBER_TYPES)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_column_of_numbers_has_its_chart(name: str, data: st.DataObject) -> None:
+    """A column of any numeric type and any values has a chart with its exact ends, or none if its values are equal."""
+    batches = data.draw(st.lists(values_of(name), min_size=1, max_size=3))
+    numbers = Numbers()
+    for values in batches:
+        numbers.add(
+            pa.array(
+                [np.float16(v) for v in values if v is not None] if name == "float16" else values, NUMBER_TYPES[name]
+            )
+        )
+    finite = [v for values in batches for v in values if v is not None and math.isfinite(v)]
+    chart = numbers.chart(name)
+    assert (chart is None) == (len(set(finite)) < 2)
+    if chart is None:
+        return
+    assert chart.said.startswith(f"{len(finite)} values, ")
+    if "int" in name:
+        assert f" {min(finite):,} to {max(finite):,}, " in chart.said
+    with Image.open(io.BytesIO(chart.picture)) as picture:
+        bars = (np.asarray(picture) > 0).any(axis=0)[::BAR_WIDTH]
+    assert len(bars) == BARS
+    assert bars[0]
+    assert bars[-1]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0.3, 0.1 + 0.2]),
+        pa.array([2**53 + 1, None, -(2**63)]),
+        pa.array([2**64 - 1, 0], pa.uint64()),
+        pa.array([[1], None, []]),
+        pa.array([{"a": 1.0}]),
+        pa.array([], pa.float64()),
+        pa.nulls(3),
+        pa.array([math.nan, math.inf]),
+        pa.array([2**62], pa.timestamp("s")),
+        pa.array([10**37], pa.decimal128(38)),
+        pa.array(["\x00"]).dictionary_encode(),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_preview_takes_any_column(column: pa.Array, caplog: pytest.LogCaptureFixture) -> None:
+    """A table with a column of any type passes through unchanged, with exact counts, and only its picture is lost."""
+    batch_of = pa.RecordBatch.from_arrays([column, column], names=["position", "value"])
+    preview = Preview()
+    with caplog.at_level(logging.WARNING):
+        assert preview.observe(batch_of) is batch_of
+        assert preview.drawn().num_rows == len(column)
+    assert len(caplog.records) <= 1
+
+
+PARTS = (
+    "mm_assets.rows.preview.thumbnail",
+    "mm_assets.rows.preview.size_chart",
+    "mm_assets.rows.preview.shortened",
+    "mm_assets.rows.preview.bytes_said",
+    "mm_assets.rows.preview._cell",
+    "mm_assets.rows.preview._Sample",
+    "mm_assets.rows.preview.pc.value_counts",
+    "mm_assets.rows.charts.Numbers.add",
+    "mm_assets.rows.charts.Numbers.chart",
+    "mm_assets.rows.charts.drawn_bars",
+    "mm_assets.rows.thumbnails.ImageField.decode",
+    "mm_assets.rows.thumbnails._small",
+)
+
+
+def broken(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("first line\nsecond line")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_exception_costs_only_the_drawing(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever raises while a preview is drawn, rows pass, counts are exact, and single lines of the log say so."""
+    monkeypatch.setattr(part, broken)
+    preview = Preview()
+    with caplog.at_level(logging.WARNING, "mm_assets"):
+        for _ in range(3):
+            rows = batch([image(), None], text="words")
+            assert preview.observe(rows) is rows
+        drawn = preview.drawn()
+    assert (drawn.num_rows, preview.content_bytes) == (6, 3 * len(image()))
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines
+    assert all("is left out" in line and "ZeroDivisionError: first line" in line for line in lines)
+    assert not any("\n" in line for line in lines)
+    assert len(lines) <= 4  # one for each picture or chart, none for each batch
