@@ -5,7 +5,7 @@
 | `python` | it is executed; the names of the blocks before it are there |
 | `python title="x.py"`, `yaml title="x.yaml"` and others with a title | it is written to this file |
 | `yaml` | a dataset's declaration, or some of its keys, must pass the check of declarations |
-| `sh` | each command runs: `mm-assets` in this process, `SHELL` in a shell; one with `# exit code 1` has to fail |
+| `sh` | each command runs: `mm-assets` and `cd` in this process, `SHELL` in a shell; `# exit code 1` has to be right |
 | `sh` after `<!-- parsed, not run -->` | `mm-assets` commands are parsed: they need what a test does not have |
 | `text` | each of its lines is in the output of the block before it, whatever the white space |
 
@@ -134,6 +134,7 @@ class Reader:
         page: what is followed.
         monkeypatch: for the current folder, variables and the import path; undone by the test.
         not_run: the programs of commands that were not run, with the reason.
+        before_cleanup: is called before the page removes what it made.
     """
 
     page: Path
@@ -141,6 +142,7 @@ class Reader:
     space: dict[str, Any] = field(default_factory=dict)
     output: str = ""
     not_run: list[tuple[str, str]] = field(default_factory=list)
+    before_cleanup: Callable[[], None] = lambda: None
 
     def follow(self) -> None:
         """Run every block of the page."""
@@ -175,9 +177,13 @@ class Reader:
             elif words[0] == "mm-assets" and (block.is_parsed or words[1] in SERVERS):
                 _options(words)
                 self.not_run.append(("mm-assets", PARSED if block.is_parsed else ENDLESS))
+            elif words[0] == "cd":
+                self.monkeypatch.chdir(words[1])
             elif words[0] == "mm-assets":
                 self._mm_assets(words, code, where)
             elif words[0] in SHELL:
+                if words[0] == "rm":
+                    self.before_cleanup()
                 line = " ".join(word if set("*?$") & set(word) else shlex.quote(word) for word in words)
                 self.output += _in_shell(line, where)
             else:

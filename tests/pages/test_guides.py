@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import fsspec
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from ..s3_server import serve
@@ -17,7 +20,11 @@ from .blocks import Reader
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
-Follow = Callable[[str], None]
+
+class Follow(Protocol):
+    """Follows a page, and calls a function before the page removes what it made."""
+
+    def __call__(self, page: str, before_cleanup: Callable[[], None] = ...) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +45,7 @@ def bucket(demo_shards: Path) -> Iterator[str]:
 
 @pytest.fixture
 def follow(tmp_path: Path, demo_shards: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Follow]:
-    """Follows a page in an empty folder, in which the demo shards are where they are in a checkout."""
+    """Follows a page in a folder in which the demo shards are where they are in a checkout; it has to clean up."""
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     monkeypatch.delenv("MM_ASSETS_ROOT", raising=False)
     folder = tmp_path / "checkout"
@@ -48,21 +55,26 @@ def follow(tmp_path: Path, demo_shards: Path, home: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "path", [*sys.path])  # commands add the current folder
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    forget_clients()
 
-    def followed(page: str) -> None:
-        reader = Reader(DOCS / page, monkeypatch)
+    def followed(page: str, before_cleanup: Callable[[], None] = lambda: None) -> None:
+        forget_clients()
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name, raising=False)
+        before = sorted(folder.iterdir())
+        reader = Reader(DOCS / page, monkeypatch, before_cleanup=before_cleanup)
         reader.follow()
         reader.space.clear()  # datasets and connections that a page leaves open
+        assert sorted(set(folder.iterdir()) - {folder / "__pycache__"}) == before, page
+        assert Path.cwd() == folder, page
+        for name, module in list(sys.modules.items()):
+            if (getattr(module, "__file__", None) or "").startswith(str(folder)):
+                del sys.modules[name]
 
     yield followed
     forget_clients()
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(str(folder)):
-            del sys.modules[name]
 
 
 def forget_clients() -> None:
@@ -88,8 +100,7 @@ def compare(made: str, kept: str) -> None:
 
 def test_the_quick_start(follow: Follow) -> None:
     """It ends with the picture that the page shows."""
-    follow("quick-start.md")
-    compare("sheet.png", "quick-start.png")
+    follow("quick-start.md", lambda: compare("sheet.png", "quick-start.png"))
 
 
 def test_your_own_bucket(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +111,7 @@ def test_your_own_bucket(follow: Follow, bucket: str, monkeypatch: pytest.Monkey
 
 def test_your_own_filter(follow: Follow) -> None:
     """The filter of the page drops the drawings that it shows."""
-    follow("tutorials/own-filter.md")
-    compare("dropped.png", "few-colors.png")
+    follow("tutorials/own-filter.md", lambda: compare("dropped.png", "few-colors.png"))
 
 
 def test_a_robot_dataset(follow: Follow) -> None:
@@ -116,12 +126,15 @@ def test_train_and_resume(follow: Follow) -> None:
 
 def test_export(follow: Follow) -> None:
     """Exported tars have the members of the demo shard, byte for byte; the Parquet file has its texts."""
-    follow("tutorials/export.md")
-    before = members_of([Path("mm_assets/defs/demo/shards/captions-00000.tar")])
-    after = members_of(sorted(Path("export").glob("*.tar")))
-    assert sorted(after) == sorted(before)
-    assert [name for name in before if not name.endswith(".json") and after[name] != before[name]] == []
-    assert all(json.loads(after[name]) == json.loads(before[name]) for name in before if name.endswith(".json"))
+
+    def compare_members() -> None:
+        before = members_of([Path("mm_assets/defs/demo/shards/captions-00000.tar")])
+        after = members_of(sorted(Path("export/tars").glob("*.tar")))
+        assert sorted(after) == sorted(before)
+        assert [name for name in before if not name.endswith(".json") and after[name] != before[name]] == []
+        assert all(json.loads(after[name]) == json.loads(before[name]) for name in before if name.endswith(".json"))
+
+    follow("tutorials/export.md", compare_members)
 
 
 def test_s3_credentials(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,10 +152,7 @@ def test_how_tos(page: str, follow: Follow) -> None:
 
 
 def test_your_own_project(follow: Follow) -> None:
-    """The files of the page are a project whose dataset the commands find."""
-    for package in ("mine", "mine/defs"):
-        Path(package).mkdir()
-        Path(package, "__init__.py").touch()
+    """The project that the page makes has a dataset that the commands find."""
     follow("how-to/own-project.md")
 
 
@@ -150,6 +160,27 @@ def test_your_own_project(follow: Follow) -> None:
 def test_pages_on_using_the_data(page: str, follow: Follow) -> None:
     """Look-ups by time, the search over an added stream, and the guide for programs give what is printed."""
     follow(page)
+
+
+def menu() -> list[str]:
+    """The pages that the tests above follow, in the order of the menu."""
+    text = re.sub(r"!!python\S+", "", (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8"))
+    pages = re.findall(r"[\w/-]+\.md", json.dumps(yaml.safe_load(text)["nav"]))
+    followed = set(re.findall(r'"((?:tutorials/|how-to/)?[a-z0-9-]+\.md)"', Path(__file__).read_text(encoding="utf-8")))
+    return [page for page in pages if page in followed or page.removeprefix("how-to/") in followed]
+
+
+@pytest.mark.slow
+def test_pages_follow_each_other(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pages run in one folder, in the order of the menu and then in reverse: none is in the way of another."""
+    pages = menu()
+    assert len(pages) == 16
+    for page in (*pages, *reversed(pages)):
+        if page in ("tutorials/own-bucket.md", "how-to/s3-credentials.md"):
+            monkeypatch.setenv("AWS_ENDPOINT_URL", bucket)
+        else:
+            monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+        follow(page)
 
 
 def members_of(shards: list[Path]) -> dict[str, bytes]:
