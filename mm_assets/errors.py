@@ -212,6 +212,13 @@ class ConfigError(MmAssetsError, ValueError):
         self.detail = detail
         super().__init__(f"{self.where}: {key}: {detail}")
 
+    @classmethod
+    def of_message(cls, message: str, *, key: str) -> ConfigError:
+        """Returns an error about the arguments with a message of its own."""
+        error = cls("arguments", key, message)
+        error.args = (message,)
+        return error
+
 
 _EXTRAS = {  # import name of an optional package: the extra that installs it
     "av": "video",

@@ -12,7 +12,7 @@ import click
 
 from mm_assets.cli.document import json_option, wants_json, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import echo, look_command, print_table
+from mm_assets.cli.output import echo, look_command, print_next, print_table
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
 
@@ -49,7 +49,7 @@ def command(chosen: DatasetChoice, old: str, new: str, shown: int) -> None:
     else:
         _print(dataset.spec.name, found, limit)
         view = look_command("view", dataset.store.url, declared_imports(dataset.spec.pack))
-        echo(f"next: {view} (page Versions: both side by side)")
+        print_next([f"{view} (page Versions: both side by side)"])
 
 
 def _print(dataset: str, found: VersionDiff, limit: int | None) -> None:

@@ -17,7 +17,7 @@ import click
 
 from mm_assets.cli.document import json_option, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options, parsed_settings
-from mm_assets.cli.output import echo, printable
+from mm_assets.cli.output import echo, print_next, printable
 from mm_assets.cli.project import declarations_folder, make_project, project_folder
 from mm_assets.cli.secrets import is_secret
 from mm_assets.errors import ConfigError
@@ -32,11 +32,10 @@ _TEMPLATE = ("{{", "{%", "{#")
 
 
 @click.command()
-@click.argument("place", metavar="[SHARDS]", required=False)
 @dataset_options(undeclared=True, single=True)
 @click.option("--project", "makes_project", is_flag=True, help="Make a Dagster project here, where there is none.")
 @json_option
-def command(chosen: DatasetChoice, place: str | None, makes_project: bool) -> None:
+def command(chosen: DatasetChoice, makes_project: bool) -> None:
     """Write a defs.yaml for a dataset of SHARDS into the project, with what a sample has: source, columns, fields.
 
     SHARDS is a folder, glob or URL. A file that is there is never overwritten. Nothing is registered or packed.
@@ -46,14 +45,12 @@ def command(chosen: DatasetChoice, place: str | None, makes_project: bool) -> No
     from mm_assets.rows.base import shard_suffixes
     from mm_assets.storage.listing import expand_shards
 
-    if place is None and chosen.shards is None:
+    if chosen.shards is None:
         raise ConfigError("arguments", "SHARDS", "is missing: give a folder, glob or URL of the shards")
     if project_folder(Path.cwd()) is None and not makes_project:
         detail = f"there is no Dagster project in {Path.cwd()} or above it: --project makes one here"
         raise ConfigError("arguments", "--project", detail)
-    if place is not None and chosen.shards is not None:
-        raise ConfigError("arguments", "--shards", "is given beside SHARDS: give one of them")
-    (spec,) = replace(chosen, shards=place or chosen.shards).specs(read_only=True)
+    (spec,) = chosen.specs(read_only=True)
     listed = expand_shards(spec.shards, spec.storage_options, suffixes=shard_suffixes(spec.source, where=spec.where))
     if not listed:
         raise no_shards(spec)
@@ -72,18 +69,17 @@ def command(chosen: DatasetChoice, place: str | None, makes_project: bool) -> No
     for note in decision.notes:
         echo(f"note: {note}", err=True)
     declared = replace(chosen, shards=None, root=None, pack=None, settings=())
-    steps = [declared.complete(step) for step in _next_steps(spec, secrets)]
-    for number, step in enumerate(steps):
-        echo(f"{'next: ' if not number else '      '}{step}")
+    steps = [declared.complete(step) for step in _next_steps(spec)]
+    for variable, option in secrets.items():
+        echo(f"set the environment variable {variable}: the file has it in place of the {option}")
+    print_next(steps)
     write_document(
         {"datasets": {spec.name: {"file": str(file), "declaration": text, "made": list(map(str, made)), "next": steps}}}
     )
 
 
-def _next_steps(spec: DatasetSpec, secrets: Mapping[str, str]) -> Iterator[str]:
+def _next_steps(spec: DatasetSpec) -> Iterator[str]:
     name = shlex.quote(spec.name)
-    for variable, option in secrets.items():
-        yield f"set the environment variable {variable}: the file has it in place of the {option}"
     yield f"`mm-assets run --dataset {name}` packs it"
     yield f"`mm-assets status --dataset {name}` shows what is pending"
     yield "docs/settings.md has every key of the file: filters, annotators, samples, pack"

@@ -62,38 +62,27 @@ class DatasetChoice:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     wrong: list[ConfigError] = field(default_factory=list)
 
-    def planned(self, shards: str | None) -> list[DatasetSpec]:
-        """As `specs`, of shards that are given as an argument too, without an instance's folder for those.
-
-        Raises:
-            ConfigError: as `specs`, or shards are given twice.
-        """
-        if shards is not None and self.shards is not None:
-            raise ConfigError("arguments", "--shards", "is given beside SHARDS: give one of them")
-        if shards is None and self.shards is None:
-            return self.specs(read_only=True)
-        return [self._undeclared(shards or self.shards or "", needs_home=False)]
-
-    def specs(self, *, read_only: bool = False) -> list[DatasetSpec]:
+    def specs(self, *, read_only: bool = False, needs_home: bool = True) -> list[DatasetSpec]:
         """The declarations of the chosen datasets, or of the one that only `shards` describes.
 
         Where no name was given, wrong declarations are reported and left out, unless all are wrong.
 
         Args:
             read_only: the folder of the Dagster instance is not made where it is missing.
+            needs_home: whether a dataset that only `shards` describes needs the folder of a Dagster instance.
 
         Raises:
             ConfigError: a dataset is not declared, its declaration is wrong, or the options contradict each other.
         """
         if self.shards is not None:
-            return [self._undeclared(self.shards, read_only=read_only)]
+            return [self._undeclared(self.shards, needs_home=needs_home, read_only=read_only)]
         if self.pack is not None:
-            raise ConfigError("arguments", "--pack", "goes with --shards; a declared dataset names its preset itself")
+            raise ConfigError("arguments", "--pack", "goes with SHARDS; a declared dataset names its preset itself")
         if self.settings:
             raise ConfigError(
                 "arguments",
                 "--set",
-                "goes with --shards, or with --root and --dataset of a command that needs no shards; a declared "
+                "goes with SHARDS, or with --root and --dataset of a command that needs no shards; a declared "
                 "dataset has its settings in its YAML",
             )
         declared = self._declared(read_only=read_only)
@@ -189,9 +178,12 @@ class DatasetChoice:
                 options |= {"--root": self.root or default_root()}
             words = [word for name, value in options.items() if value is not None for word in (name, value)]
             settings = self.settings if found[1] in _TAKES_SHARDS or self.shards is None else ()
-            words += [word for setting in settings for word in ("--set", _masked_setting(setting))]
+            # A command with a masked secret could not be run: without it, the credentials come from the environment.
+            shown = [setting for setting in settings if MASK not in _masked_setting(setting)]
+            words += [word for setting in shown for word in ("--set", setting)]
             for name, value in masked_options(self.storage_options).items():
-                words += ["--storage-options", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+                text = value if isinstance(value, str) else json.dumps(value)
+                words += ["--storage-options", f"{name}={text}"] if MASK not in text else []
             return f"{found[0]} {shlex.join(words)}" if words else found[0]
 
         return _SUGGESTED.sub(completed, message)
@@ -205,21 +197,25 @@ class DatasetChoice:
         except ConfigError as error:
             if error.key != "--module":
                 raise
-            raise ConfigError(error.where, error.key, f"{error.detail}; {self._undeclared_said()}") from None
+            raise self._no_project(error) from None
         _find_dagster_home(read_only=read_only)  # declarations without a root are below it
         make_importable(Path.cwd())  # a module here need not be installed, as with `dagster -m`
         return {name: spec for module in modules for name, spec in declared_datasets(module).items()}
 
-    def _undeclared_said(self) -> str:
-        """How the command at hand is given a dataset that no project declares."""
+    def _no_project(self, error: ConfigError) -> ConfigError:
+        """The error of a command that was given neither a project nor shards, with what to give it."""
         context = click.get_current_context(silent=True)
         command = context.info_name if context is not None else None
+        if command in _TAKES_SHARDS:
+            words = shlex.join([word for name in self.names for word in ("--dataset", name)])
+            example = " ".join(filter(None, (f"mm-assets {command}", words, "SHARDS")))
+            reason = error.detail.removeprefix("is not given, and ")
+            return ConfigError.of_message(f"give SHARDS, as in `{example}`: {reason}", key=error.key)
         if command == "ui":
-            return "`mm-assets init SHARDS --dataset D --project` makes one here"
-        if command not in _TAKES_SHARDS:
-            return "a dataset that `mm-assets run --shards SHARDS` has packed is named by --dataset and --root"
-        words = shlex.join([word for name in self.names for word in ("--dataset", name)] + ["--shards"])
-        return f"for a dataset that no project declares give its shards: `mm-assets {command} {words} SHARDS`"
+            advice = "`mm-assets init SHARDS --dataset D --project` makes one here"
+        else:
+            advice = "a dataset that `mm-assets run SHARDS` has packed is named by --dataset and --root"
+        return ConfigError(error.where, error.key, f"{error.detail}; {advice}")
 
     def _undeclared(self, shards: str, *, needs_home: bool = True, read_only: bool = False) -> DatasetSpec:
         from mm_assets.cli.project import make_importable
@@ -227,9 +223,9 @@ class DatasetChoice:
         from mm_assets.pipeline.spec import DatasetSpec
 
         if len(self.names) > 1:
-            raise ConfigError("arguments", "--dataset", "is given more than once; with --shards there is one dataset")
+            raise ConfigError("arguments", "--dataset", "is given more than once; with SHARDS there is one dataset")
         if self.module is not None and self.names and self.names[0] in self._declared(read_only=read_only):
-            detail = f"{self.names[0]!r} is declared with shards of its own; give --shards another dataset's name"
+            detail = f"{self.names[0]!r} is declared with shards of its own; give SHARDS another dataset's name"
             raise ConfigError("arguments", "--dataset", detail)
         make_importable(Path.cwd())  # filters and fields of the user
         if needs_home:
@@ -395,7 +391,7 @@ def partition_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[
 def dataset_options(
     *, undeclared: bool = False, single: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options that name datasets, as the argument `chosen`; `undeclared` adds shards that no YAML declares.
+    """Options that name datasets, as the argument `chosen`; `undeclared` adds SHARDS that no YAML declares.
 
     A command for a `single` dataset refuses more than one.
     """
@@ -408,19 +404,20 @@ def dataset_options(
             metavar="D",
             shell_complete=complete_datasets,
             help=("Dataset name." if single else "Dataset name; may be given again.")
-            + (" With --shards one, by default `default`." if undeclared else ""),
+            + (" With SHARDS one, by default `default`." if undeclared else ""),
         ),
         click.option("--module", "-m", help="Definitions module. Default: that of the Dagster project here or above."),
         click.option("--root", metavar="URL", help="Storage root, instead of the declaration's."),
     ]
     if undeclared:
         options += [
-            click.option("--shards", metavar="GLOB", help="Shards of a dataset that is not declared: glob or URL."),
+            click.argument("place", metavar="[SHARDS]", required=False),
+            click.option("--shards", metavar="GLOB", help="The same as SHARDS."),
             click.option(
                 "--pack",
                 metavar="PRESET",
                 shell_complete=complete_presets,
-                help="With --shards: pack preset; else the shards decide.",
+                help="With SHARDS: pack preset; else the shards decide.",
             ),
         ]
     options += [
@@ -429,7 +426,7 @@ def dataset_options(
             "settings",
             multiple=True,
             metavar="KEY=VALUE",
-            help=("With --shards" if undeclared else "With --root and --dataset")
+            help=("With SHARDS" if undeclared else "With --root and --dataset")
             + ": any setting of docs/settings.md; the value is YAML, and a.b=v sets b of a.",
         ),
         storage_option,
@@ -440,6 +437,10 @@ def dataset_options(
         def wrapper(**given: Any) -> Any:
             _note_secrets_of(given.get("settings", ()))
             given["storage_options"] = parsed_options(given.get("storage_options", ()))
+            if (place := given.pop("place", None)) is not None:
+                if given["shards"] is not None:
+                    raise ConfigError("arguments", "--shards", "is given beside SHARDS: give one of them")
+                given["shards"] = place
             chosen = DatasetChoice(
                 **{one.name: given.pop(one.name) for one in fields(DatasetChoice) if one.name in given}
             )

@@ -27,6 +27,7 @@ __all__ = [
     "error_text",
     "look_command",
     "named_in_part",
+    "print_next",
     "print_table",
     "printable",
     "report_error",
@@ -81,14 +82,19 @@ def print_table(
     *,
     numbers: Collection[str] = (),
     wrapped: Collection[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
     """Writes a table as `echo` a line; in a narrow terminal without lines, in a narrower one its rows as paragraphs.
+
+    Where even a table without lines is too wide, the columns of `optional` are left out first.
 
     Args:
         headings: of the columns.
         rows: the cells of each row.
         numbers: headings of columns of numbers.
         wrapped: headings of columns of long texts, which may have several lines in a row.
+        optional: headings of columns that a narrow terminal need not show, those to leave out first first; `--json`
+            has all.
     """
     from rich.cells import cell_len
     from rich.markup import escape
@@ -101,9 +107,17 @@ def print_table(
     shown = [[printable(cell) for cell in row] for row in rows]
     widths = {heading: max(map(cell_len, (heading, *cells))) for heading, *cells in zip(headings, *shown, strict=True)}
     long = {heading for heading in wrapped if widths[heading] > _READABLE}
-    least = sum(_READABLE if heading in long else width for heading, width in widths.items())
-    lines, spaces = 3 * len(headings) + 1, 2 * (len(headings) - 1)  # columns that they take
-    is_wide = least + lines <= console.width
+
+    def least_width(headings: Sequence[str], *, has_lines: bool) -> int:
+        between = 3 * len(headings) + 1 if has_lines else 2 * (len(headings) - 1)
+        return between + sum(_READABLE if heading in long else widths[heading] for heading in headings)
+
+    for heading in optional:
+        if heading in headings and least_width(headings, has_lines=False) > console.width:
+            place = headings.index(heading)
+            headings = [*headings[:place], *headings[place + 1 :]]
+            shown = [[*row[:place], *row[place + 1 :]] for row in shown]
+    is_wide = least_width(headings, has_lines=True) <= console.width
     table = Table() if is_wide else Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in headings:
         table.add_column(
@@ -112,7 +126,7 @@ def print_table(
             overflow="fold",
             no_wrap=heading not in long,
         )
-    if least + (lines if is_wide else spaces) <= console.width:
+    if least_width(headings, has_lines=is_wide) <= console.width:
         for row in shown:
             table.add_row(*map(escape, row))
         console.print(table)
@@ -126,22 +140,28 @@ def print_table(
                 console.print(Padding(f"{heading}: {escape(cell)}", (0, 0, 0, 2), expand=False), highlight=False)
 
 
+def print_next(steps: Iterable[str]) -> None:
+    """Writes what a person may do next, on a terminal only."""
+    if table_console().is_terminal:
+        for number, step in enumerate(steps):
+            echo(f"{'      ' if number else 'next: '}{step}")
+
+
 def report_losses(chosen: DatasetChoice, dataset: str, totals: Sequence[LossTotal]) -> None:
-    """Writes how much was lost or has a fault, and a table by stage and reason, with the first and what to do."""
+    """Writes how much was dropped, lost or has a fault, as a table by reason, then the first of each and what to do."""
     from mm_assets.pipeline.losses import totals_said
 
     echo(f"{dataset}: {totals_said(totals)}")
     if not totals:
         return
-    rows = []
+    cells = [(t.example.kind, t.example.stage, t.example.reason, f"{t.count:,}") for t in totals]
+    print_table(("kind", "stage", "reason", "count"), cells, numbers=("count",), wrapped=("reason",))
     for total in totals:
         loss = total.example
         sample = "" if loss.sample_id is None else f"sample {loss.sample_id}"
         first = ": ".join(filter(None, (loss.partition, loss.place or sample, loss.detail)))
-        cells = (loss.kind, loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
-        rows.append([chosen.complete(cell) for cell in cells])
-    wrapped = ("first of them", "what to do")
-    print_table(("kind", "stage", "reason", "count", *wrapped), rows, numbers=("count",), wrapped=wrapped)
+        echo(f"{loss.reason}: the first is {first}")
+        echo(f"  what to do: {chosen.complete(loss.advice)}")
 
 
 def report_error(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,10 +22,9 @@ _SHOWN = 20  # lines of one table; --json gives all that schema.json has
 
 
 @click.command()
-@click.argument("place", metavar="[SHARDS]", required=False)
 @dataset_options(undeclared=True)
 @json_option
-def command(chosen: DatasetChoice, place: str | None) -> None:
+def command(chosen: DatasetChoice) -> None:
     """Show which layout a sample of SHARDS gives, and why; nothing is registered or written.
 
     SHARDS is a folder, glob or URL; of a declared dataset give --dataset instead.
@@ -37,7 +35,7 @@ def command(chosen: DatasetChoice, place: str | None) -> None:
     from mm_assets.storage.listing import expand_shards
 
     planned = {}
-    for spec in chosen.planned(place):
+    for spec in chosen.specs(read_only=True, needs_home=False):
         suffixes = shard_suffixes(spec.source, where=spec.where)
         listed = expand_shards(spec.shards, spec.storage_options, suffixes=suffixes)
         if not listed:
@@ -47,7 +45,7 @@ def command(chosen: DatasetChoice, place: str | None) -> None:
         planned[spec.name] = {"partitions": len(partitions), **decision.schema.to_json(), **_evidence(decision)}
         if not wants_json():
             _print_plan(spec, decision, len(partitions))
-            _print_next(replace(chosen, shards=place or chosen.shards), spec, decision)
+            _print_next(chosen, spec, decision)
     write_document({"datasets": planned})
 
 

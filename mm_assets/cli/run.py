@@ -26,6 +26,7 @@ from mm_assets.cli.options import DatasetChoice, dataset_options, partition_opti
 from mm_assets.cli.output import (
     echo,
     named_in_part,
+    print_next,
     report_losses,
     report_missing_streams,
     report_planned,
@@ -34,7 +35,7 @@ from mm_assets.cli.output import (
     wait_for_shards,
 )
 from mm_assets.cli.progress import LoadProgress, stderr_of_its_own
-from mm_assets.cli.run_summary import FAULTS, num_faults, print_manifests, print_summary
+from mm_assets.cli.run_summary import next_steps, print_manifests, print_summary, summary_counts
 from mm_assets.errors import ConfigError, MmAssetsError, meant
 from mm_assets.summaries import counted
 
@@ -200,6 +201,7 @@ class _Run:
         manifests: names of the datasets whose manifest was made.
         sums: of each dataset, of those that ran well, what the summary has a heading for.
         changes: of each dataset, the partitions that registration found to be new, changed or gone.
+        published: names of the datasets that had published partitions before.
         began: when the first run was started.
     """
 
@@ -220,6 +222,7 @@ class _Run:
     manifests: list[str] = field(default_factory=list)
     sums: dict[str, Counter[str]] = field(default_factory=dict)
     changes: dict[str, Mapping[str, list[str]]] = field(default_factory=dict)
+    published: set[str] = field(default_factory=set)
     began: float = field(default_factory=time.perf_counter)
     _abandoned: threading.Lock = field(default_factory=threading.Lock)
     _stderr: int = field(default_factory=lambda: os.dup(2))  # while a step runs, Dagster redirects the standard one
@@ -262,6 +265,7 @@ class _Run:
                     said = ", ".join(f"{len(keys):,} {what}" for what, keys in changes.items() if keys)
                     echo(f"{spec.name}: " + (f"would register partitions: {said}" if said else "no shard changed"))
                 self.present[spec.name] = present
+                self.published |= {spec.name} if present.published() else set()
                 self.pending[spec.name] = {key for key in present.pending() if self._is_in_part(key)}
                 chosen = chosen_partitions(present, self.keys, self.first)
                 self.work += [(spec, key) for key in chosen if self._is_in_part(key)]
@@ -353,18 +357,14 @@ class _Run:
 
     def _note(self, result: PartitionRun) -> None:
         """Takes up how a partition ended; of its records, of which a load has very many, only the sums."""
-        from mm_assets.pipeline.chain import recorded_stages, summary_numbers
+        from mm_assets.pipeline.chain import recorded_stages
 
         self.ended.append(replace(result, records={}))
         if result.ok:
             dataset, records = self.datasets[result.dataset], result.records
             if len(records) < len(recorded_stages(dataset.spec)):  # it did not start at the first stage
                 records = dataset.records(result.partition)
-            sums = self.sums.setdefault(result.dataset, Counter())
-            for heading, (stage, count) in summary_numbers(dataset.spec).items():
-                if stage in records:
-                    sums[heading] += records[stage].counts.get(count, 0)
-            sums[FAULTS] += num_faults(records)
+            self.sums.setdefault(result.dataset, Counter()).update(summary_counts(dataset, records))
 
     def report(self) -> None:
         """Prints what was done and what went wrong."""
@@ -410,20 +410,23 @@ class _Run:
         for kind, lines in (("warning", warned), ("failed", failed)):
             for line in lines:
                 echo(f"{kind}: {line}", err=True)
-        if self.chosen.shards is not None and not failed:
-            self._offer_declaration()
+        if not failed:
+            print_next(self._next_steps(present))
         facts = {"seconds": round(seconds, 3), "warnings": warned, "failed": failed}
         write_document({"dry_run": False, "datasets": document, **facts})
 
-    def _offer_declaration(self) -> None:
-        """Prints the command that declares the dataset, of which only the options of this command are known."""
+    def _next_steps(self, present: Mapping[str, Present]) -> list[str]:
+        """Returns what to do after the first run of a dataset."""
         from mm_assets.cli.project import project_folder
 
-        (name,) = self.datasets or [None]
-        if name is not None:
+        first_runs = {name: found for name, found in present.items() if name not in self.published and self.is_recorded}
+        steps = next_steps(first_runs)
+        if steps and self.chosen.shards is not None:
+            (name,) = first_runs
             project = "" if project_folder(Path.cwd()) else " --project"
             command = self.chosen.complete(f"`mm-assets init --dataset {shlex.quote(name)}{project}`")
-            echo(f"to keep the dataset in a project: {command} writes its defs.yaml", err=True)
+            steps.append(f"{command} declares the dataset in a project")
+        return steps
 
     def _document(self, present: Present, keys: Sequence[str], pending: Mapping[str, str]) -> dict[str, Any]:
         """A dataset's part of the document, without its losses."""
@@ -443,8 +446,8 @@ class _Run:
             "registration": self.changes[name],
             "ran": ran,
             "pending": dict(pending),
-            "totals": {heading: count for heading, count in sums.items() if heading != FAULTS},
-            "faults": sums[FAULTS],
+            "totals": {heading: count for heading, count in sums.items() if heading != "faults"},
+            "faults": sums["faults"],
             "manifest": dataset.store.url_of("manifest.json") if self.is_recorded else None,
         }
 

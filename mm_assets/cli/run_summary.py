@@ -1,4 +1,4 @@
-"""The summary of `mm-assets run`: a table of partitions, or of many their totals, and where the manifests are."""
+"""The summary of `mm-assets run`: a table of partitions, or of many their totals, the manifests, and what is next."""
 
 from __future__ import annotations
 
@@ -14,22 +14,36 @@ if TYPE_CHECKING:
     from mm_assets.pipeline.load import PartitionRun
     from mm_assets.pipeline.pending import Present
     from mm_assets.pipeline.records import StageRecord
+    from mm_assets.pipeline.store import DatasetStore
 
-__all__ = ["FAULTS", "num_faults", "print_manifests", "print_summary"]
+__all__ = ["LOSS_HEADINGS", "next_steps", "print_manifests", "print_summary", "summary_counts"]
 
-FAULTS = "faults"  # the heading of what is published in spite of a fault
-_LISTED = 50  # partitions that have a row each in the summary
+LOSS_HEADINGS = {"dropped": "dropped", "lost": "lost", "faults": "kept"}
+"""Headings of the summary to kinds of loss."""
+_OPTIONAL = ("faults", "members", "rows", "kept", "MULT bytes", "MSTR bytes")
+_MAX_ROWS = 50  # partitions that have a row each in the summary
+
+
+def summary_counts(dataset: DatasetStore, records: Mapping[Stage, StageRecord]) -> dict[str, int]:
+    """Returns the numbers of a partition by the headings of the summary, of the stages that have run."""
+    from mm_assets.pipeline.chain import summary_numbers
+    from mm_assets.pipeline.losses import kind_counts
+
+    numbers = summary_numbers(dataset.spec)
+    counts = {h: records[stage].counts.get(n, 0) for h, (stage, n) in numbers.items() if stage in records}
+    kinds = kind_counts(records)
+    return {**counts, **({heading: kinds[kind] for heading, kind in LOSS_HEADINGS.items()} if records else {})}
 
 
 def print_summary(
     datasets: Mapping[str, Present],
     keys: Mapping[str, Sequence[str]],
     ended: Sequence[PartitionRun],
-    sums: Mapping[str, Counter[str]],
+    sums: Mapping[str, Mapping[str, int]],
     pending: Mapping[str, Mapping[str, str]],
     seconds: float,
 ) -> None:
-    """Prints what each partition became; of more than 50 in all, a row for each dataset.
+    """Prints what became of each partition that ran or is pending; of more than 50 a row for each dataset.
 
     Args:
         datasets: by name, as they are now.
@@ -41,78 +55,71 @@ def print_summary(
     """
     from mm_assets.pipeline.chain import summary_numbers
 
-    numbers = {name: summary_numbers(present.dataset.spec) for name, present in datasets.items()}
-    headings = list(dict.fromkeys(heading for found in numbers.values() for heading in found))
-    echo(f"{counted(len(ended), 'partition')} run in {seconds:.1f} s")
-    rows = []
     results = {(result.dataset, result.partition): result for result in ended}
-    is_short = sum(map(len, keys.values())) <= _LISTED
-    for name, present in datasets.items():
-        dataset = present.dataset
-        for key in keys[name] if is_short else ():
-            result = results.get((name, key))
-            if result is not None:
-                status = "done" if result.ok else "FAILED"
-            else:
-                status = "pending" if key in pending[name] else "unchanged"
-            # The tables of a failed run do not hold all of the shard.
-            records = {} if status == "FAILED" else dataset.records(key)
-            shown = (_number(records, heading, numbers[name].get(heading)) for heading in headings)
-            rows.append((name, key, status, *shown, f"{num_faults(records):,}" if records else "-"))
-        if not is_short:
-            mine = [result for result in ended if result.dataset == name]
-            of_done = sums.get(name, Counter())
-            shown = (_text(heading, of_done[heading]) if heading in of_done else "-" for heading in headings)
-            ran = {result.partition for result in mine}
-            waiting = sum(key not in ran for key in pending[name])
-            done = sum(result.ok for result in mine)
-            counts = {"done": done, "FAILED": len(mine) - done, "pending": waiting}
-            counts["unchanged"] = len(keys[name]) - sum(counts.values())
-            status = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
-            ran_of_all = f"{len(mine):,} of {len(keys[name]):,}"  # the figures are of those that ran
-            rows.append((name, ran_of_all, status, *shown, f"{of_done.get(FAULTS, 0):,}"))
-    headings.append(FAULTS)
-    print_table(("dataset", "partition", "status", *headings), rows, numbers=headings, wrapped=("partition", "status"))
+    statuses = {
+        (name, key): "pending" if result is None else "done" if result.ok else "FAILED"
+        for name in datasets
+        for key in keys[name]
+        if (result := results.get((name, key))) is not None or key in pending[name]
+    }
+    unchanged = sum(map(len, keys.values())) - len(statuses)
+    rest = f"; {counted(unchanged, 'partition')} unchanged" if unchanged else ""
+    echo(f"{counted(len(ended), 'partition')} run in {seconds:.1f} s{rest}")
+    if not statuses:
+        return
+    rows: list[tuple[tuple[str, str, str], Mapping[str, int]]] = []
+    is_short = len(statuses) <= _MAX_ROWS
+    for (name, key), status in statuses.items() if is_short else ():
+        dataset = datasets[name].dataset
+        # The tables of a failed run do not hold all of the shard.
+        rows.append(((name, key, status), summary_counts(dataset, {} if status == "FAILED" else dataset.records(key))))
+    for name in datasets if not is_short else ():
+        of_dataset = [status for (dataset, _), status in statuses.items() if dataset == name]
+        rows.append(((name, f"{len(of_dataset):,}", _count_statuses(of_dataset)), sums.get(name, {})))
+    if len(rows) > 1:
+        totals: Counter[str] = Counter()
+        for _, counts in rows:
+            totals.update(counts)
+        number = "total" if is_short else f"{len(statuses):,}"
+        rows.append((("" if is_short else "total", number, _count_statuses(list(statuses.values()))), totals))
+    headings = [h for present in datasets.values() for h in summary_numbers(present.dataset.spec)]
+    headings = list(dict.fromkeys((*headings, *LOSS_HEADINGS)))
+    print_table(
+        ("dataset", "partition", "status", *headings),
+        [(*names, *(_text(h, counts[h]) if h in counts else "-" for h in headings)) for names, counts in rows],
+        numbers=headings,
+        wrapped=("partition", "status"),
+        optional=(*(["dataset"] if len(datasets) == 1 else []), *_OPTIONAL, "dataset"),
+    )
+
+
+def _count_statuses(statuses: Sequence[str]) -> str:
+    counts = Counter(statuses)
+    return ", ".join(f"{counts[status]:,} {status}" for status in ("done", "FAILED", "pending") if counts[status])
 
 
 def print_manifests(datasets: Mapping[str, Present]) -> None:
-    """Prints where the manifest of each dataset is, and how to look at the first that has samples."""
+    """Prints where the manifest of each dataset is."""
+    for name, present in datasets.items():
+        preset = present.schema.pack.get("preset") if present.partitions else None
+        url = present.dataset.store.url_of("manifest.json")
+        echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
+
+
+def next_steps(datasets: Mapping[str, Present]) -> list[str]:
+    """Returns how to look at the first dataset that has samples."""
     from mm_assets.packing.plan import declared_imports
 
-    steps: tuple[str, ...] = ()
-    for name, present in datasets.items():
-        dataset = present.dataset
-        preset = present.schema.pack.get("preset") if present.partitions else None
-        url = dataset.store.url_of("manifest.json")
-        echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
+    for present in datasets.values():
         if any(marker.num_samples for marker in present.published().values()):
-            own = declared_imports(dataset.spec.pack)
-            view, inspect = look_command("view", url, own), look_command("inspect", url, own, "--sample", "0")
-            opened = f"mm_assets.open({url!r})"
-            steps = steps or (
-                f"`{view}` shows samples in a browser",
-                f"`{inspect}` prints one",
-                f"`{opened}` reads them in Python",
-            )
-    for number, step in enumerate(steps):
-        echo(f"{'      ' if number else 'next: '}{step}")
-
-
-def _number(records: Mapping[Stage, StageRecord], heading: str, found: tuple[Stage, str] | None) -> str:
-    """A count of a stage of a partition; "-" where that has not run."""
-    return (
-        "-" if found is None or found[0] not in records else _text(heading, records[found[0]].counts.get(found[1], 0))
-    )
+            url, own = present.dataset.store.url_of("manifest.json"), declared_imports(present.dataset.spec.pack)
+            return [
+                f"`{look_command('view', url, own)}` shows samples in a browser",
+                f"`{look_command('inspect', url, own, '--sample', '0')}` prints one",
+                f"`mm_assets.open({url!r})` reads them in Python",
+            ]
+    return []
 
 
 def _text(heading: str, number: int) -> str:
     return size_text(number) if heading.endswith(" bytes") else f"{number:,}"
-
-
-def num_faults(records: Mapping[Stage, StageRecord]) -> int:
-    """How much of a partition is published in spite of a fault."""
-    from mm_assets.pipeline.losses import loss_counts
-    from mm_assets.rows.schema import KEPT
-
-    reasons = (found for stage in loss_counts(records).values() for found in stage.items())
-    return sum(count for reason, count in reasons if reason.startswith(f"{KEPT}."))

@@ -29,12 +29,14 @@ from mm_assets.filters.base import Annotator, Block, Filter, Scope
 from mm_assets.filters.parameters import check_choice
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.rows.schema import (
+    ALL_FILTERED,
     DECODABLE,
     DROPPED_SCHEMA,
     EMPTY_SAMPLE,
     MATERIALIZE,
     MISALIGNED,
     PACKABLE,
+    PIPELINE_FILTERS,
     DatasetSchema,
     Drop,
 )
@@ -116,7 +118,7 @@ class FilterStream:
                 _Step(MISALIGNED, "sample", lambda block: misaligned(block.table, block.contents))
             )
         if on_empty_sample == "drop":
-            self._late_filters.append(_Step(EMPTY_SAMPLE, "sample", _without_content))
+            self._late_filters.append(_Step(EMPTY_SAMPLE, "sample", self._without_content))
         self._row_schema = schema.row_schema()
         self._filtered_schema = schema.filtered_schema()
         _check_annotators(annotators, schema)
@@ -280,6 +282,19 @@ class FilterStream:
             if detail is not None and (name, reason) not in self._first_details:
                 self._first_details[name, reason] = f"sample {sample_id.as_py()!r}: {detail}"
 
+    def _without_content(self, block: Block) -> Iterable[Drop]:
+        """Returns the samples that have no content row, and whether declared filters alone dropped all they had."""
+        content = np.bincount(block.sample_index[~block.is_metadata], minlength=block.num_samples)
+        starts = block.sample_starts[content == 0]
+        ids = block.column("sample_id").take(starts)
+        dropped_by: dict[str, set[str]] = {sample_id: set() for sample_id in ids.to_pylist()}
+        for _, batch in self._waiting if dropped_by else ():  # the drops of a sample are released after its block
+            of_these = batch.filter(pc.is_in(batch.column("sample_id"), value_set=ids.combine_chunks()))
+            for sample_id, name in zip(of_these.column(0).to_pylist(), of_these.column(3).to_pylist(), strict=True):
+                dropped_by[sample_id].add(name)
+        for row, names in zip(starts.tolist(), dropped_by.values(), strict=True):
+            yield Drop(row, ALL_FILTERED if names and not names & PIPELINE_FILTERS else "no_content_rows", None)
+
     def _finish(self, block: Block) -> pa.RecordBatch:
         self._counts["kept"] += block.num_rows
         self._counts["kept_samples"] += block.num_samples
@@ -308,12 +323,6 @@ def _not_materialized(block: Block) -> Iterable[Drop]:
     errors = block.column("materialize_error")
     for row in pc.indices_nonzero(errors.is_valid()).to_pylist():
         yield Drop(row, "materialize_error", None, errors[row].as_py())
-
-
-def _without_content(block: Block) -> Iterable[Drop]:
-    """The samples that have no content row."""
-    content = np.bincount(block.sample_index[~block.is_metadata], minlength=block.num_samples)
-    return [Drop(int(row), "no_content_rows", None) for row in block.sample_starts[content == 0]]
 
 
 def _verdicts(block: Block, judge: Filter) -> dict[int, Drop]:

@@ -1,7 +1,7 @@
 """What a stage did, as Dagster metadata: numbers, columns, samples with pictures, charts, check results."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from mm_assets.orchestration.viewer import viewer_link
 from mm_assets.pipeline.added_streams import names_set_aside
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, packed_files
 from mm_assets.pipeline.duplicate_ids import duplicates_said
-from mm_assets.pipeline.losses import FAILED, KINDS, Loss, LossTotal, listed_totals
+from mm_assets.pipeline.losses import FAILED, KINDS, Loss, LossTotal, kind_counts, listed_totals
 from mm_assets.pipeline.partition_run import PartitionReport
 from mm_assets.pipeline.publish import ManifestReport
 from mm_assets.pipeline.records import StageFailure, StageRecord
@@ -123,10 +123,16 @@ def _counts(result: StageResult) -> dict[str, Any]:
         metadata["by_reason"] = counts_table(reasons, "reason", "rows", has_bars=True)
     if record.kept:
         metadata["kept"] = _kept_table(record.kept)
-    curves = [name for _, name in _STAGES[record.stage].numbers]
+    stage = _STAGES[record.stage]
+    curves = [name for _, name in stage.numbers]
     metadata |= {f"count/{name}": record.counts[name] for name in curves if name in record.counts and name != "bytes"}
+    if len(stage.tables) > 1:  # the others list what the main one lacks
+        kinds = kind_counts({stage: record})
+        metadata |= {f"count/{kind}": kinds[kind] for kind in ("dropped", "lost")}
     streams = {f"present_{stream.name}" for stream in result.streams}
-    others = {name: n for name, n in record.counts.items() if n and name not in {*reasons, *curves, *streams}}
+    others = {
+        name: n for name, n in record.counts.items() if n and name not in {*reasons, *curves, *streams, "dropped"}
+    }
     if others:
         metadata["counts"] = counts_table(others, "what", "number")
     if result.schema is not None:
@@ -282,9 +288,8 @@ def _manifest_metadata(spec: DatasetSpec, report: ManifestReport) -> dict[str, A
         "dagster/row_count": report.manifest["num_samples"],
         "dagster/size_bytes": sum(sum(found) for found in sizes.values()),
         "shards": text_table(head, rows, numbers=set(range(1, len(head)))) if rows else dg.MetadataValue.md("none"),
-        "losses": counts_table(_lost(report), "stage and reason", "number", has_bars=True)
-        if report.manifest["losses"]
-        else dg.MetadataValue.md("nothing"),
+        "losses": _losses_of(report, ("lost", "kept", "harmless")),
+        "dropped": _losses_of(report, ("dropped",)),
         "uri/manifest": dg.MetadataValue.path(masked_urls(report.url)),
         "count/shards": len(shards),
         "count/samples": report.manifest["num_samples"],
@@ -298,13 +303,15 @@ def _size_in(files: Mapping[str, Any], form: str) -> str:
     return bytes_said(files[form]["size"]) if form in files else ""
 
 
-def _lost(report: ManifestReport) -> dict[str, int]:
-    totals = listed_totals([report.manifest["losses"]])
+def _losses_of(report: ManifestReport, kinds: Collection[str]) -> Any:
+    """The losses of some kinds by stage and reason."""
     found: dict[str, int] = {}
-    for total in totals:
-        name = f"{total.example.stage}: {total.example.reason}"
-        found[name] = found.get(name, 0) + total.count
-    return found
+    for total in listed_totals([report.manifest["losses"]]):
+        if total.example.kind in kinds:
+            found[f"{total.example.stage}: {total.example.reason}"] = total.count
+    if not found:
+        return dg.MetadataValue.md("nothing")
+    return counts_table(found, "stage and reason", "number", has_bars=True)
 
 
 def failed_said(spec: DatasetSpec, failure: StageFailure) -> str:

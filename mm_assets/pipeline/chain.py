@@ -271,7 +271,7 @@ ROWS = Stage(
     opens_shards=lambda _: True,
     loss_limit="max_rejected",
     harmless=HARMLESS_REJECTS,
-    numbers=(("rows", "rows"), ("rejects", "rejects")),
+    numbers=(("rows", "rows"),),
 )
 MATERIALIZED_ROWS = Stage(
     name="materialized_rows",
@@ -332,7 +332,7 @@ FILTERED_ROWS = Stage(
     },
     opens_shards=lambda spec: spec.materialize == "write",
     loss_limit="max_dropped",
-    numbers=(("kept", "kept"), ("dropped", "dropped")),
+    numbers=(("kept", "kept"),),
 )
 _PACKED = tuple(
     Stage(

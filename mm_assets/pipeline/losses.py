@@ -1,7 +1,8 @@
 """What a dataset lost on the way to its packed files: by reason with counts and an example, and item by item.
 
-An item is of one of three kinds. *Lost* are the partitions that failed, what became no row (`rejects`, salvaged damage
-among it) and the rows that a filter or a policy dropped (`dropped`). *Kept* is what is published in spite of a fault:
+An item is of one of four kinds. *Lost* are the partitions that failed, what became no row (`rejects`, salvaged damage
+among it) and the rows that the pipeline could not keep, such as undecodable media. *Dropped* are the rows that declared
+filters removed, which is what they are for. Both are in the table `dropped`. *Kept* is what is published in spite of a fault:
 undecodable media under ``on_undecodable: keep``, JSON keys without a column, values that do not fit their column, tars
 without an end. *Harmless* are rejects that cannot have been data. Of a partition that failed, the tables of the stages
 after the failure do not hold what the shard has, and are not read.
@@ -9,6 +10,7 @@ after the failure do not hold what the shard has, and are not read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -31,7 +33,7 @@ from mm_assets.pipeline.chain import (
 from mm_assets.pipeline.records import StageRecord
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.columns import NO_COLUMN, NULL_CAST
-from mm_assets.rows.schema import KEPT
+from mm_assets.rows.schema import ALL_FILTERED, EMPTY_SAMPLE, KEPT, PIPELINE_FILTERS
 from mm_assets.summaries import counted
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "KINDS",
     "Loss",
     "LossTotal",
+    "kind_counts",
     "listed_totals",
     "loss_counts",
     "loss_totals",
@@ -49,7 +52,7 @@ __all__ = [
     "totals_said",
 ]
 
-KINDS = ("lost", "kept", "harmless")
+KINDS = ("lost", "dropped", "kept", "harmless")
 
 FAILED = "failed"  # the reason of a partition that failed
 _FETCH = 4096  # items held at a time
@@ -168,6 +171,7 @@ _ADVICE = {  # by stage and the start of reason and detail, the longest that fit
     f"{FILTERED_ROWS.name}/packable.sample_too_large": "divide the sample",
     f"{FILTERED_ROWS.name}/misaligned.": "correct the sample, or on_misaligned: warn",
     f"{FILTERED_ROWS.name}/empty_sample.": "nothing of the sample was left: its other rows say why",
+    f"{FILTERED_ROWS.name}/{EMPTY_SAMPLE}.{ALL_FILTERED}": "none of its rows passed the filters: they say which",
     f"{FILTERED_ROWS.name}/decodable.": "repair or replace the item, or set on_undecodable",
     f"{FILTERED_ROWS.name}/{KEPT_UNDECODABLE}": "repair it: it is published, but no reader decodes it; "
     "on_undecodable: drop_row leaves it out",
@@ -218,9 +222,12 @@ class Loss:
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`: whether it is lost, published in spite of a fault, or cannot have been data."""
+        """One of `KINDS`: lost, dropped by a declared filter, published in spite of a fault, or not data at all."""
         if self.reason.startswith(f"{KEPT}."):
             return "kept"
+        if self.stage == FILTERED_ROWS.name and self.reason != FAILED:
+            by_filter = self.reason.partition(".")[0] not in PIPELINE_FILTERS
+            return "dropped" if by_filter or self.reason == f"{EMPTY_SAMPLE}.{ALL_FILTERED}" else "lost"
         return "harmless" if self.reason in _HARMLESS.get(self.stage, ()) else "lost"
 
     @property
@@ -256,12 +263,14 @@ def losses_command(dataset: str, partition: str | None = None) -> str:
 
 
 def totals_said(totals: Iterable[LossTotal]) -> str:
-    """How many partitions failed, and how many items are of which kind, in words; without any, that none is lost."""
+    """Returns how many partitions failed, and how many items are of which kind, as text."""
     counts = dict.fromkeys((FAILED, *KINDS), 0)
     for total in totals:
         counts[FAILED if total.example.reason == FAILED else total.example.kind] += total.count
     said = [f"{counted(counts[FAILED], 'partition')} failed"] if counts[FAILED] else []
-    said += [f"{counted(counts['lost'], 'item')} lost"] if counts["lost"] or not said else []
+    said += [f"{counts['dropped']:,} dropped by filters"] if counts["dropped"] else []
+    if counts["lost"] or not counts[FAILED]:
+        said.append(f"{counts['lost']:,} lost" if counts["dropped"] else f"{counted(counts['lost'], 'item')} lost")
     said += [f"{counts['kept']:,} published in spite of a fault"] if counts["kept"] else []
     said += [f"{counts['harmless']:,} harmless"] if counts["harmless"] else []
     return ", ".join(said)
@@ -275,6 +284,15 @@ def loss_counts(records: Mapping[Stage, StageRecord]) -> dict[str, dict[str, int
             table, _, reason = name.partition(".")
             if reason and count and table in (REJECTS.name, DROPPED.name, KEPT):
                 found.setdefault(stage.name, {})[name if table == KEPT else reason] = count
+    return found
+
+
+def kind_counts(records: Mapping[Stage, StageRecord]) -> Counter[str]:
+    """Counts the items of a partition by kind, as its records count them."""
+    found: Counter[str] = Counter()
+    for stage, reasons in loss_counts(records).items():
+        for reason, count in reasons.items():
+            found[Loss(partition="", stage=stage, reason=reason).kind] += count
     return found
 
 

@@ -21,6 +21,7 @@ from mm_assets.sources.encodings import is_encoding
 from mm_assets.sources.member import required
 
 __all__ = [
+    "ALL_FILTERED",
     "COLUMN_DESCRIPTIONS",
     "COLUMN_TYPES",
     "DECODABLE",
@@ -139,6 +140,7 @@ _MODALITY_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 MATERIALIZE, DECODABLE, PACKABLE = "materialize", "decodable", "packable"
 MISALIGNED, EMPTY_SAMPLE = "misaligned", "empty_sample"
+ALL_FILTERED = "all_filtered"  # reason of an empty sample whose content was dropped by declared filters alone
 KEPT = "kept"  # starts the reasons of faults that keep nothing from being packed
 PIPELINE_FILTERS: frozenset[str] = frozenset({MATERIALIZE, DECODABLE, PACKABLE, MISALIGNED, EMPTY_SAMPLE, KEPT})
 """What starts a reason that the pipeline itself writes; no declared filter may take such a name."""

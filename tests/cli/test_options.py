@@ -64,7 +64,7 @@ def test_a_wrong_setting_is_named(dagster_home: Path, settings: tuple[str, ...],
 
 def test_settings_go_with_shards_and_one_pack(dagster_home: Path) -> None:
     """Neither a declared dataset nor a second preset is changed by `--set`."""
-    with pytest.raises(ConfigError, match="--set: goes with --shards"):
+    with pytest.raises(ConfigError, match="--set: goes with SHARDS"):
         DatasetChoice(names=("web",), settings=("renumber=true",)).specs()
     with pytest.raises(ConfigError, match="--pack: and --set pack= are given"):
         chosen("pack=generic", pack="speech").specs()

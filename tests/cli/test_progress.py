@@ -143,4 +143,4 @@ def test_a_command_writes_nothing_else(tmp_path: Path, dagster_home: Path) -> No
     stages = [line for line in lines if line.startswith("default/a: ")]
     assert stages[:3] == ["default/a: begins", "default/a: raw_shards", "default/a: rows"]
     rest = [line for line in lines if line not in stages and " of 1 partition done" not in line]
-    assert [line.partition(":")[0] for line in rest] == ["default", "to keep the dataset in a project"]
+    assert [line.partition(":")[0] for line in rest] == ["default"]

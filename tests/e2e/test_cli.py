@@ -260,6 +260,7 @@ def test_a_project_is_found_around_the_current_folder(cli: Cli, name: str, demo_
     listed = cli("register", folder="deep/below").stdout.splitlines()
     assert listed == ["a: 1 partition, 1 new", "  captions-00000"]
     if name == "pyproject.toml":
+        cli.environment["TTY_COMPATIBLE"] = "1"  # what is next is for people
         ran = cli("run", "--jobs", "2", folder="deep")  # its processes find the project's modules too
         suggested = re.search(r"^next: `mm-assets view .*`.*\n *`mm-assets (inspect .*?)`", ran.stdout, re.M)
         assert suggested, ran.stdout

@@ -229,7 +229,8 @@ def run_command(*arguments: str, cwd: Path | None = None) -> subprocess.Complete
     """`mm-assets` as a process of its own, which knows of the user's modules by $PYTHONPATH alone."""
     code = "from mm_assets.cli.main import main; main()"
     line = [sys.executable, "-P", "-c", code, *arguments]
-    return subprocess.run(line, cwd=cwd, check=False, capture_output=True, text=True, timeout=280)
+    environment = {**os.environ, "TTY_COMPATIBLE": "1"}  # what is next is for people
+    return subprocess.run(line, cwd=cwd, env=environment, check=False, capture_output=True, text=True, timeout=280)
 
 
 def test_workers_know_the_field(extensions: Path, shard: Path, dagster_home: Path, tmp_path: Path) -> None:

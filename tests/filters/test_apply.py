@@ -80,7 +80,7 @@ def test_a_sample_without_content_goes_with_its_metadata_row(make_table):
     kept, dropped = run_stream(apply([table], filters=[Marked()]))
     assert {r["sample_id"] for r in kept} == {"c"}
     assert [(key_of(r), r["filter"], r["reason"]) for r in dropped] == [
-        (("a", -1, "metadata"), "empty_sample", "no_content_rows"),
+        (("a", -1, "metadata"), "empty_sample", "all_filtered"),
         (("a", 0, "text"), "marked", "has_x"),
         (("b", -1, "metadata"), "empty_sample", "no_content_rows"),
     ]

@@ -140,10 +140,11 @@ def test_without_facts_only_what_differs_is_known(filtered: Changed) -> None:
     store.write_bytes(name, content)
 
 
-def test_the_command_shows_a_table_and_json(filtered: Changed) -> None:
+def test_the_command_shows_a_table_and_json(filtered: Changed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both forms name partition, sample, filter and totals, the text the page that shows them too; N limits samples."""
     root = str(Path(filtered.dataset.store.url).parent)
     command = ["diff", "previous", "--dataset", "data", "--root", root]
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # what is next is for people
     shown = CliRunner().invoke(main, command)
     assert shown.exit_code == 0, shown.output
     assert "removed: narrow: filter: image_size.width_below_min, measured 10" in shown.output

@@ -123,12 +123,12 @@ function rowsOf(api, found) {
 
 // --- drops --------------------------------------------------------------------------------------------------------
 
-const KIND_NAMES = { lost: "Lost", kept: "Published in spite of a fault", harmless: "Harmless" };
+const KIND_NAMES = { dropped: "Dropped by filters", lost: "Lost", kept: "Published in spite of a fault", harmless: "Harmless" };
 
 async function showDrops(root, api, now) {
   const { h } = api;
   const { totals } = await api.get("api/explore/totals");
-  const isDrop = (total) => total.stage === "filtered_rows" && total.kind === "lost";
+  const isDrop = (total) => total.stage === "filtered_rows" && (total.kind === "dropped" || total.kind === "lost");
   const keyOf = (total) => `${total.stage}/${total.reason}`;
   const chosen = totals.find((total) => keyOf(total) === now.of) ?? (now.of ? null : totals.find(isDrop) ?? totals[0] ?? null);
   const state = { part: now.part, page: "drops", of: now.of, partition: now.partition };
