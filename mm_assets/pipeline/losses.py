@@ -2,10 +2,10 @@
 
 An item is of one of four kinds. *Lost* are the partitions that failed, what became no row (`rejects`, salvaged damage
 among it) and the rows that the pipeline could not keep, such as undecodable media. *Dropped* are the rows that declared
-filters removed, which is what they are for. Both are in the table `dropped`. *Kept* is what is published in spite of a fault:
-undecodable media under ``on_undecodable: keep``, JSON keys without a column, values that do not fit their column, tars
-without an end. *Harmless* are rejects that cannot have been data. Of a partition that failed, the tables of the stages
-after the failure do not hold what the shard has, and are not read.
+filters removed. *Kept* is what is published in spite of a fault: undecodable media under ``on_undecodable: keep``, JSON
+keys without a column, values that do not fit their column, tars without an end. *Harmless* are rejects that cannot have
+been data. Of a partition that failed, the tables of the stages after the failure do not hold what the shard has, and
+are not read.
 """
 
 from __future__ import annotations
