@@ -110,10 +110,9 @@ def test_a_run_offers_the_command_that_declares_its_dataset(folder: Path, monkey
     given = ("in", "--root", "my out", "-d", "web", "--set", "keep_manifests=7")
     with monkeypatch.context() as terminal:
         terminal.setenv("TTY_COMPATIBLE", "1")
-        ran = mm("run", *given, "--storage-options", "key=a-secret", "--set", "storage_options.token=a-secret")
+        ran = mm("run", *given)
         again = mm("run", *given)
     assert "next: `mm-assets view " in ran.stdout
-    assert "***" not in ran.stdout, "a command with a masked secret could not be pasted"
     found = re.search(r"\n {6}`mm-assets (init .*)` declares the dataset in a project\n$", ran.stdout)
     assert found, ran.stdout
     assert "next: " not in again.stdout, "after a first run only"
