@@ -16,7 +16,15 @@ from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.header import size_of_id3
 
-__all__ = ["MAX_TAIL_BYTES", "StreamInfo", "count_frames", "md5_of", "read_stream_info", "with_known_length", "with_length"]
+__all__ = [
+    "MAX_TAIL_BYTES",
+    "StreamInfo",
+    "count_frames",
+    "md5_of",
+    "read_stream_info",
+    "with_known_length",
+    "with_length",
+]
 
 _STREAMINFO_SIZE: Final = 34  # section 8.2
 _PACKED_OFFSET: Final = 4 + 4 + 10  # marker, block header, block and frame sizes; then rate, channels, bits, length

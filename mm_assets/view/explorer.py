@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from mm_assets.display import Content, Item, content_item
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline import drops as dropped
 from mm_assets.pipeline import origin as places
 from mm_assets.pipeline import scores as measures
@@ -168,12 +168,20 @@ class Explorer:
         for partition, sample_id in samples:
             place = self.locate(partition, sample_id)
             if place["n"] is None:
-                found.append(("", Entry(index=-1, id=sample_id, note=f"not packed; of partition {partition}")))
+                found.append(("", Entry(index=-1, id=sample_id, note=self._why_not_packed(partition, sample_id))))
                 continue
             part, index = place["part"], place["n"]
             backend = self._backend.partition(part) if part else self._backend
             found.append((part, backend.entries([index])[0]))
         return found
+
+    def _why_not_packed(self, partition: str, sample_id: str) -> str:
+        try:
+            rows = places.origins(self.dataset, partition, sample_id)
+        except SourceError:  # a reject of a partition without rows, for instance
+            rows = []
+        reasons = dict.fromkeys(row.dropped or row.error for row in rows)
+        return f"not packed: {', '.join(filter(None, reasons)) or f'of partition {partition}'}"
 
     # --- places -------------------------------------------------------------------------------------------------------
 

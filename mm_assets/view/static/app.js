@@ -174,6 +174,7 @@ function frame() {
   const search = h("form", { role: "search", onsubmit: (event) => { event.preventDefault(); find(field.value.trim()); } },
     field, h("button", { "aria-label": "Search" }, "⌕"));
   top.replaceChildren(
+    h("a", { id: "above", class: "button", href: "../", hidden: true }, "← Datasets"),
     h("div", { class: "title" }, h("h1", { id: "title" }, "mm-assets view"), h("p", { id: "subtitle", dir: "auto" })),
     h("nav", { id: "nav", "aria-label": "Pages" }),
     search,
@@ -197,6 +198,7 @@ function find(text) {
 function showFrame(now) {
   const [, folder, name] = /^(.*\/)?([^/]*)\/?$/.exec(about.title) ?? [null, "", about.title];
   const facts = [about.kind, about.count === null ? null : `${count(about.count)} ${about.count === 1 ? "sample" : "samples"}`, folder || null];
+  document.getElementById("above").hidden = !about.is_listed;
   document.getElementById("title").textContent = name || about.title;
   document.getElementById("title").title = about.title;
   document.getElementById("subtitle").textContent = facts.filter(Boolean).join(" · ");
