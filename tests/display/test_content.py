@@ -278,7 +278,7 @@ def test_truncated_audio_has_what_is_there() -> None:
 
 @pytest.mark.parametrize("is_large", [False, True])
 def test_a_flac_without_a_length_can_be_sought_in(is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a browser gets of a FLAC whose header has no length has that of its frames, and all other bytes as stored."""
+    """A browser gets a FLAC without a length with that of its frames, and all other bytes as they are stored."""
     import soundfile
 
     target = io.BytesIO()
