@@ -30,6 +30,7 @@ from mm_assets.rows.parquet import open_table, read_batches
 from mm_assets.rows.references import FETCHED_BY
 from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
+from mm_assets.rows.sql import parquet_relation, sql_text
 from mm_assets.sources.base import index_members
 from mm_assets.sources.compressed import is_compressed
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
@@ -248,9 +249,9 @@ class TableRelations:
         names = [name for name in _read_columns(schema) if name not in CONTENT]
         if store.is_local and file.metadata.num_rows > _MAX_HELD:
             columns = ", ".join(f'"{name}"' for name in names)
-            # Counted and not read from the file: a user column may be called file_row_number.
             ordinal = ", row_number() over () - 1 as ordinal" if _is_row_table(schema) else ""
-            return f"select {columns}{ordinal} from read_parquet({_quoted(store.path_of(self._file(table).path))})"
+            path = sql_text(store.path_of(self._file(table).path))
+            return f"select {columns}{ordinal} from {parquet_relation(path)}"
         return self.derived("held", table)
 
     def _held(self, table: str) -> pa.Table:
@@ -540,9 +541,3 @@ def _columns_table(schemas: Mapping[str, pa.Schema]) -> pa.Table:
 def _type_name(kind: pa.DataType) -> str:
     # Parquet calls a list's items "element", Arrow "item": the name is not part of the type.
     return f"list<{_type_name(kind.value_type)}>" if pa.types.is_list(kind) else str(kind)
-
-
-def _quoted(url: str) -> str:
-    """A file as a literal, with DuckDB's wildcards escaped."""
-    literal = "".join(f"[{c}]" if c in "*?[" else c for c in url)
-    return "'" + literal.replace("'", "''") + "'"

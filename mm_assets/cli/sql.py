@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,14 +17,14 @@ from mm_assets.errors import ConfigError
 
 @click.command()
 @dataset_options(single=True)
-@click.argument("query")
+@click.argument("query", required=False)
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; the default where no terminal reads them.")
 @json_option
-def command(chosen: DatasetChoice, query: str, as_csv: bool) -> None:
-    """Run QUERY over a dataset's tables in DuckDB.
+def command(chosen: DatasetChoice, query: str | None, as_csv: bool) -> None:
+    """Run QUERY over a dataset's tables in DuckDB; without QUERY, list the tables and their columns.
 
-    Each table of a stage is a view, and so are the published partitions; "show tables" lists them. Each view has a
-    column `partition`; a table that no run has made yet has no view.
+    The tables are raw_shards, rows, rejects, materialized_rows, filtered_rows, dropped and undecodable, over all
+    partitions, and published; each has a column `partition`. A table that no run has made yet is missing.
     """
     import duckdb
 
@@ -37,7 +38,7 @@ def command(chosen: DatasetChoice, query: str, as_csv: bool) -> None:
         raise ConfigError("arguments", "--dataset", f"name one dataset; declared: {known}")
     connection = sql_connection(stores[0])
     try:
-        cursor = connection.execute(query)
+        cursor = connection.execute(_RELATIONS if query is None else query)
         if cursor is None:  # so answers DuckDB to a text without a statement
             raise ConfigError(
                 "arguments", "QUERY", f"found {query!r}, expected SQL such as 'select count(*) from rows'"
@@ -49,14 +50,28 @@ def command(chosen: DatasetChoice, query: str, as_csv: bool) -> None:
             write_document({"datasets": {stores[0].spec.name: found}})
         elif as_csv or not sys.stdout.isatty():
             _print_csv(columns, cursor)
+        elif query is None:  # a table would shorten the columns
+            for name, of_table in cursor.fetchall():
+                echo(f"{printable(name)}: {printable(of_table)}")
         else:
             _print_rows(columns, cursor.fetchmany(_SHOWN_ROWS + 1))
+    except duckdb.CatalogException as error:
+        detail = str(error)
+        if _UNKNOWN.search(detail):
+            names = ", ".join(name for name, _ in connection.execute(_RELATIONS).fetchall())
+            detail = f"{detail}\n\nThe tables are: {names or 'none before the first run'}"
+        raise ConfigError("arguments", "QUERY", detail) from error
     except duckdb.Error as error:
         raise ConfigError("arguments", "QUERY", str(error)) from error
     finally:
         connection.close()
 
 
+_RELATIONS = """
+select table_name as relation, string_agg(column_name, ', ' order by ordinal_position) as columns
+from information_schema.columns where table_schema = 'main' group by all order by relation
+"""
+_UNKNOWN = re.compile(r"Table with name .* does not exist", re.DOTALL)
 _READABLE = 24  # characters of a line of a long cell, at least
 _WIDE = 6  # columns that a terminal shows side by side
 _SHOWN_ROWS = 100  # of a query's result in a terminal; --csv gives all

@@ -28,6 +28,7 @@ from mm_assets.display.item import (
 )
 from mm_assets.errors import MediaError
 from mm_assets.fields.shown import ShownSamples
+from mm_assets.media import flac
 from mm_assets.media.content_types import sniff_content_type
 from mm_assets.media.header import size_of_id3
 from mm_assets.media.ranged_file import RangedFile
@@ -44,6 +45,7 @@ _MAX_WAV = 48 << 20  # bytes of a made WAV
 _NUM_MOMENTS = 250  # of a large file's waveform
 _PIECE_SECONDS = 0.25  # of each at least: an MP3 is silent before its decoder has what frames refer to
 _MAX_READ = 96 << 20  # bytes of a large file that are read for it
+_FLAC_HEAD = 8 + 34  # bytes of a marker and the STREAMINFO block
 _HEAD = 1 << 16  # bytes of a large file that describe it
 _BLOCK = 1 << 20  # bytes of stored samples that are read at a time
 
@@ -61,6 +63,7 @@ _NATIVE = {  # how browsers know the types whose codecs they play
 
 def audio_item(name: str, content: Content, content_type: str) -> Item:
     """An audio file."""
+    content = _with_flac_length(content)
     if content.size > MAX_WHOLE:
         return _large_item(name, content, content_type)
     data = content.whole()
@@ -89,6 +92,38 @@ def audio_item(name: str, content: Content, content_type: str) -> Item:
     media.append(made("peaks", "application/json", partial(_peaks_of_file, content, found, sound.length)))
     facts = sound.facts(content.size)
     return Item(name=name, kind="audio", facts=facts, data=fields, media=tuple(media), note=" ".join(notes))
+
+
+def _with_flac_length(content: Content) -> Content:
+    """Returns a FLAC whose header has no length with the length of its frames, without which browsers do not seek.
+
+    Other content, also a FLAC that does not end with a frame, is returned as it is.
+    """
+    start = size_of_id3(memoryview(content.head(10)))
+    head = content.part(start, _FLAC_HEAD).head(_FLAC_HEAD)
+    try:
+        info = flac.read_stream_info(memoryview(head), 0) if head.startswith(b"fLaC") else None
+    except MediaError:
+        return content
+    if info is None or info.num_frames:
+        return content
+    size = min(content.size, flac.MAX_TAIL_BYTES)
+    length = flac.count_frames(memoryview(content.read(content.size - size, size)), info)
+    if length is None:
+        return content
+    front = content.head(start) + flac.with_length(head, 0, length)
+    return _joined(front, content.part(len(front), content.size))
+
+
+def _joined(head: bytes, rest: Content) -> Content:
+    """Returns bytes in memory and the content after them as one."""
+
+    def read(offset: int, size: int) -> bytes:
+        front = head[offset : offset + size]
+        left = size - len(front)
+        return front + rest.read(max(0, offset - len(head)), left) if left > 0 else front
+
+    return Content(len(head) + rest.size, read)
 
 
 def _large_item(name: str, content: Content, content_type: str) -> Item:
@@ -175,11 +210,6 @@ def samples_item(name: str, shown: ShownSamples, payload: Content) -> Item:
     if not content.size:
         return Item(name=name, kind="unreadable", facts=facts, note="The audio has no samples.")
 
-    def read(offset: int, size: int) -> bytes:
-        front = head[offset : offset + size]
-        rest = size - len(front)
-        return front + content.read(max(0, offset - len(head)), rest) if rest > 0 else front
-
     def blocks() -> Iterator[npt.NDArray[Any]]:
         step = max(1, _BLOCK // block) * block
         for at in range(0, content.size, step):
@@ -188,7 +218,7 @@ def samples_item(name: str, shown: ShownSamples, payload: Content) -> Item:
             yield scaled.reshape(-1, shown.channels)
 
     media = (
-        Media(name="audio", content_type="audio/wav", size=len(head) + content.size, read=read),
+        stored("audio", _joined(head, content), "audio/wav"),
         made("peaks", "application/json", lambda: _as_json(peaks_of(blocks()), shown.sample_rate)),
     )
     fields = {"duration": duration, "audio": "audio", "peaks": "peaks"}

@@ -16,12 +16,20 @@ from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.header import size_of_id3
 
-__all__ = ["StreamInfo", "count_frames", "md5_of", "read_stream_info", "with_known_length", "with_length"]
+__all__ = [
+    "MAX_TAIL_BYTES",
+    "StreamInfo",
+    "count_frames",
+    "md5_of",
+    "read_stream_info",
+    "with_known_length",
+    "with_length",
+]
 
 _STREAMINFO_SIZE: Final = 34  # section 8.2
 _PACKED_OFFSET: Final = 4 + 4 + 10  # marker, block header, block and frame sizes; then rate, channels, bits, length
 _LENGTH_BITS: Final = 36
-_SEARCHED = 256 << 10  # bytes from the end in which the last frame must start; usual frames have 5 to 40 KB
+MAX_TAIL_BYTES: Final = 256 << 10  # bytes from the end in which the last frame must start; usual frames have 5 to 40 KB
 _MAX_CANDIDATES = 16  # headers whose CRC-8 fits by chance: once in 2**23 positions, so more are hostile
 
 _BLOCK_SIZES = {1: 192, **{code: 144 << code for code in range(2, 6)}, **{code: 1 << code for code in range(8, 16)}}
@@ -94,7 +102,7 @@ def with_length(data: Buffer, start: int, num_frames: int) -> bytes:
 
 def count_frames(data: memoryview, info: StreamInfo) -> int | None:
     """Samples per channel by the last frame; None if the file does not end with a complete frame of this stream."""
-    tail = bytes(data[-_SEARCHED:])
+    tail = bytes(data[-MAX_TAIL_BYTES:])
     at, candidates = len(tail), 0
     while candidates < _MAX_CANDIDATES and (at := tail.rfind(b"\xff", 0, at)) >= 0:
         end = _end_of_frame_header(tail, at, info)

@@ -281,10 +281,11 @@ class _Sampler:
                 tally.update(self._of_kind[kind.kind])
         from_tables = 2 * self._num_listed > self.survey.num_samples
         tally.update(self._of_tables)
-        columns = tally.columns(shown=next((shard.url for shard in self.shards if not shard.error), "no shard"))
+        annotated = tuple(column for annotator in spec.build_annotators() for column in annotator.columns)
+        shown = next((shard.url for shard in self.shards if not shard.error), "no shard")
+        columns = tally.columns(shown=shown, taken=[column.name for column in annotated])
         if from_tables:  # whose columns are on any row
             columns = tuple(replace(column, rows="") for column in columns)
-        annotated = tuple(column for annotator in spec.build_annotators() for column in annotator.columns)
         plan = plan_of(self.survey, pack=spec.pack, where=spec.where, columns=(*columns, *annotated))
         schema = DatasetSchema(user_columns=columns, annotator_columns=annotated, pack=plan.to_json())
         ordered = sorted(self.survey.rows.items(), key=lambda item: (-item[1].num_samples, item[0]))

@@ -19,6 +19,7 @@ from mm_assets.pipeline.losses import Loss, LossTotal, loss_totals, losses
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.records import StageRecord
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.rows.sql import parquet_relation
 
 __all__ = ["Drop", "LossPage", "drops", "other_losses", "totals"]
 
@@ -26,16 +27,18 @@ _PAGE_SECONDS = 1.0  # for which one page looks into further partitions, where f
 _AFTER = re.compile(r"(\d{1,15}):(.+)", re.DOTALL)
 
 # The locator is that of the row with its bytes; `position` is that of before any renumbering in both tables.
-_DROPS = """
+# Of the row's own columns, which may have any name, those that are needed are named.
+_DROPS = f"""
 select lost.file_row_number as number, sample_id, position, modality, filter, reason, value, detail,
     content_type, source_ref ->> 'path' as shard, source_ref ->> 'member' as member,
     (source_ref ->> 'byte_offset')::bigint as byte_offset, (source_ref ->> 'byte_size')::bigint as byte_size
 from (
-    select * from read_parquet($table, file_row_number = true)
+    select * from {parquet_relation("$table", file_row_number="true")}
     where file_row_number >= $first and ($filter is null or (filter = $filter and reason = $reason))
     order by file_row_number limit $limit
 ) as lost
-left join read_parquet($source) using (sample_id, position, modality)
+left join (select sample_id, position, modality, content_type, source_ref from {parquet_relation("$source")})
+    using (sample_id, position, modality)
 order by number
 """
 

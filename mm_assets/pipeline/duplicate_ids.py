@@ -24,6 +24,8 @@ from mm_assets.errors import SourceError, first_line
 from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.parquet import open_table, read_batches
+from mm_assets.rows.schema import FILE_COLUMN
+from mm_assets.rows.sql import parquet_relation, sql_text
 from mm_assets.summaries import counted
 
 __all__ = ["duplicate_ids", "duplicates_said"]
@@ -36,10 +38,10 @@ _DIGESTS = b"mm_assets.digests"  # in a file's metadata: SHA-256 of `filtered_ro
 _EMPTY = pa.schema([("partition", pa.string()), ("sample_id", pa.string())])
 
 # The metadata row of each sample is read, its two columns only. Ids are unique within a partition.
-_OF_TABLES = """
+_OF_TABLES = f"""
 insert into new_ids
-select parse_filename(mm_assets_file, true) as partition, sample_id
-from read_parquet($files, filename = 'mm_assets_file', hive_partitioning = false)
+select parse_filename({FILE_COLUMN}, true) as partition, sample_id
+from {parquet_relation("$files", is_list=True, filename=sql_text(FILE_COLUMN))}
 where position = -1
 """
 
@@ -94,7 +96,7 @@ def duplicate_ids(
         connection.execute(f"set memory_limit = '{_MEMORY}'")
         connection.execute("set threads = 2")
         connection.execute("set preserve_insertion_order = false")
-        connection.execute(f"set temp_directory = '{scratch}'")
+        connection.execute(f"set temp_directory = {sql_text(scratch)}")
         large = _kept(dataset, _LARGE, tables, Path(scratch))
         small = _kept(dataset, _SMALL, {k: v for k, v in tables.items() if k not in large.keys}, Path(scratch))
         new = tables.keys() - large.keys - small.keys
@@ -150,7 +152,7 @@ def _select(connection: Any, dataset: DatasetStore, kept: Mapping[str, _Kept], n
     for name, file in kept.items():
         connection.register(f"{name}_keys", pa.table({"partition": pa.array(sorted(file.keys), pa.string())}))
         connection.execute(
-            f"create temp view {name}_ids as select partition, sample_id from read_parquet('{_quoted(file.path)}') "
+            f"create temp view {name}_ids as select partition, sample_id from {parquet_relation(sql_text(file.path))} "
             f"semi join {name}_keys using (partition)"
         )
     connection.execute("create temp table new_ids (partition varchar, sample_id varchar)")
@@ -195,13 +197,9 @@ def _keep(dataset: DatasetStore, connection: Any, name: str, relation: str, tabl
     # Where another process is writing it, its ids are as good; a disk that is full fails the manifest right after.
     with suppress(SourceError), dataset.store.draft(name, durable=False) as draft:
         connection.execute(
-            f"copy (from {relation}) to '{_quoted(str(draft.path))}' "
-            f"(format parquet, compression zstd, kv_metadata {{'{_DIGESTS.decode()}': '{_quoted(digests)}'}})"
+            f"copy (from {relation}) to {sql_text(str(draft.path))} "
+            f"(format parquet, compression zstd, kv_metadata {{{sql_text(_DIGESTS.decode())}: {sql_text(digests)}}})"
         )
-
-
-def _quoted(text: str) -> str:
-    return text.replace("'", "''")
 
 
 def duplicates_said(found: dict[str, Any]) -> str:

@@ -34,6 +34,7 @@ from mm_assets.pipeline.records import StageRecord
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.columns import NO_COLUMN, NULL_CAST
 from mm_assets.rows.schema import ALL_FILTERED, EMPTY_SAMPLE, KEPT, PIPELINE_FILTERS
+from mm_assets.rows.sql import parquet_relation
 from mm_assets.summaries import counted
 
 __all__ = [
@@ -61,16 +62,16 @@ _NAMED_BY_PLACE = ("stage", "reason", "count")  # of an example in a marker
 
 # Each selects the columns of `_COLUMNS` from the files $table, $index (the members) and $source (the rows with bytes).
 # A name that is in the index several times belongs to its last members: the first ones became rows.
-_REJECTS = """
+_REJECTS = f"""
 with names as (
     select shard, member, byte_offset, byte_size,
         row_number() over (partition by shard, member order by file_row_number desc) as nth
-    from read_parquet($index, file_row_number = true)
-    where (shard, member) in (select (shard, member) from read_parquet($table))
+    from {parquet_relation("$index", file_row_number="true")}
+    where (shard, member) in (select (shard, member) from {parquet_relation("$table")})
 ),
 rejected as (
     select *, row_number() over (partition by shard, member order by file_row_number desc) as nth
-    from read_parquet($table, file_row_number = true)
+    from {parquet_relation("$table", file_row_number="true")}
 )
 select file_row_number as number, reason, sample_id, null as position, null as modality, shard, member,
     byte_offset, byte_size, detail
@@ -80,24 +81,29 @@ _PLACED = """
 with located as (
     select sample_id, position, modality, {reason} as reason, {detail} as detail, lost.file_row_number as number,
         {source_ref} as place
-    from read_parquet($table, file_row_number = true) as lost
+    from {lost} as lost
     {join}
 )
 select number, reason, sample_id, position, modality, place ->> 'path' as shard, place ->> 'member' as member,
     (place ->> 'byte_offset')::bigint as byte_offset, (place ->> 'byte_size')::bigint as byte_size, detail
 from located
 """
+_LISTED = parquet_relation("$table", file_row_number="true")
 _DROPPED = _PLACED.format(
+    lost=_LISTED,
     reason="filter || '.' || reason",
     detail="coalesce(detail, materialize_error, 'measured ' || value, '')",
     source_ref="source_ref",
-    join="left join read_parquet($source) using (sample_id, position, modality)",
+    # Of the row's own columns, which may have any name, those that are needed are named.
+    join="left join (select sample_id, position, modality, source_ref, materialize_error from "
+    f"{parquet_relation('$source')}) using (sample_id, position, modality)",
 )
 _UNDECODABLE = _PLACED.format(  # of those that were dropped, `dropped` tells
+    lost=_LISTED,
     reason=f"'{KEPT_UNDECODABLE}'",
     detail="field || ': ' || detail",
     source_ref="source_ref",
-    join="anti join read_parquet($dropped) using (sample_id, position, modality)",
+    join=f"anti join {parquet_relation('$dropped')} using (sample_id, position, modality)",
 )
 _COLUMNS = ("reason", "sample_id", "position", "modality", "shard", "member", "byte_offset", "byte_size", "detail")
 

@@ -24,6 +24,7 @@ from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.references import CHECKSUM, SIZE
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import build_source_ref, parse_source_ref
+from mm_assets.rows.sql import parquet_relation
 from mm_assets.sources.compressed import is_compressed
 from mm_assets.storage.files import SourceFile
 
@@ -36,12 +37,14 @@ _ROWS = """
 select r.sample_id, r.position, r.modality, r.content_type, r.source_ref, r.materialize_error,
     {size} as content_size, {checksum} as crc32c, octet_length(encode(r.text_content)) as text_size,
     lost.filter, lost.reason, lost.value, r.file_row_number as number
-from read_parquet($rows, file_row_number = true) as r
-left join read_parquet($dropped) as lost using (sample_id, position, modality)
+from {rows} as r
+left join {dropped} using (sample_id, position, modality)
 where {condition}
 order by r.file_row_number
 limit {limit}
 """
+_ROWS_TABLE = parquet_relation("$rows", file_row_number="true")
+_DROPPED = f"{parquet_relation('$dropped')} as lost"
 _NONE_DROPPED = """
 (select * from (values ('', 0, '', '', '', 0.0)) limit 0)
     as lost(sample_id, position, modality, filter, reason, value)
@@ -54,8 +57,8 @@ and ($member is null or r.source_ref ->> 'member' = $member)
 and ($byte is null or $byte between (r.source_ref ->> 'byte_offset')::bigint
     and (r.source_ref ->> 'byte_offset')::bigint + (r.source_ref ->> 'byte_size')::bigint - 1)
 """
-_MEMBER = """
-select shard, member, byte_offset, byte_size from read_parquet($index)
+_MEMBER = f"""
+select shard, member, byte_offset, byte_size from {parquet_relation("$index")}
 where member = $member and (shard = $shard or ends_with(shard, '/' || $shard))
     and ($byte_offset is null or byte_offset = $byte_offset)
 limit 1
@@ -178,8 +181,11 @@ def _rows(
     has_dropped = dataset.store.size(dataset.table(DROPPED.name, key)) is not None
     with closing(dataset.duckdb()) as connection:
         try:
-            names = {name for name, *_ in connection.execute("describe from read_parquet(?)", [rows]).fetchall()}
+            described = connection.execute(f"describe from {_ROWS_TABLE}", {"rows": rows}).fetchall()
+            names = {name for name, *_ in described}
             statement = _ROWS.format(
+                rows=_ROWS_TABLE,
+                dropped=_DROPPED if has_dropped else _NONE_DROPPED,
                 condition=condition,
                 limit=_MAX_ROWS,
                 size=f"r.{SIZE}" if SIZE in names else "null",
@@ -188,8 +194,6 @@ def _rows(
             files = {"rows": rows}
             if has_dropped:
                 files["dropped"] = dataset.duckdb_path(dataset.table(DROPPED.name, key))
-            else:
-                statement = statement.replace("read_parquet($dropped) as lost", _NONE_DROPPED)
             found = connection.execute(statement, {**files, **given}).fetchall()
         except duckdb.Error as error:
             raise SourceError(rows, f"the rows cannot be read: {first_line(error)}") from error

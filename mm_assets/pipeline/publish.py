@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mm_assets.dataset.manifest import PACKED_NAME, make_manifest
-from mm_assets.errors import ChangedError, SchemaMismatchError, SourceError
+from mm_assets.errors import ChangedError, SchemaMismatchError, SourceError, first_line
 from mm_assets.pipeline.added_streams import FORMAT as GROWING_FORMAT
 from mm_assets.pipeline.added_streams import added_streams, carried_over
 from mm_assets.pipeline.chain import (
@@ -41,6 +41,8 @@ from mm_assets.pipeline.records import MARKER_VERSION, StageRecord, canonical_js
 from mm_assets.pipeline.store import RECORDS, WITHDRAWN, DatasetStore
 from mm_assets.pipeline.version_facts import note_facts, surplus_facts
 from mm_assets.pipeline.work import PartitionWork
+from mm_assets.rows.schema import FILE_COLUMN, DatasetSchema
+from mm_assets.rows.sql import literal_path, parquet_relation, sql_text
 from mm_assets.storage.store import Snapshot, Store
 
 __all__ = [
@@ -258,7 +260,7 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
     digest = hashlib.sha256(content).hexdigest()
     if content != newest.content or not store.exists(f"manifests/{digest}.json"):
         store.write_bytes(f"manifests/{digest}.json", content)
-    catalog = _catalog(dataset).encode()
+    catalog = _catalog(dataset, schema).encode()
     if store.found_bytes("catalog.sql") != catalog:
         store.write_bytes("catalog.sql", catalog)
     store.replace(newest, content)
@@ -431,28 +433,37 @@ def _made_again(marker: Marker, size_of: Callable[[str], int | None], tables: Co
 # A view's statement is bound when the view is made, which would read the columns of every file.
 _ONE_SHAPE = "set variable union_by_name = false;\n"
 _ANY_SHAPE = "set variable union_by_name = true;\n"
+# Earlier releases take a condition on the files' own column `filename` for one on their paths (duckdb#24204).
+_NEW_DUCKDB = """set variable duckdb_release = case when version() < 'v2'
+    then error('a table of this dataset has a column "filename", by which DuckDB filters wrongly before release 2.0')
+    else version() end;
+"""
 
 
 def _views() -> dict[str, str]:
-    """The statement that makes each view over all partitions of a dataset, by the view's name."""
+    """Returns the statement that makes each view over all partitions of a dataset, by the view's name."""
+    root, file = "getvariable('root')", sql_text(FILE_COLUMN)
+    union = "coalesce(getvariable('union_by_name'), true)"
     selected = {
-        table: "select *, parse_filename(filename, true) as partition "
-        f"from read_parquet(getvariable('root') || '/{table}/*.parquet', filename = true, "
-        "union_by_name = coalesce(getvariable('union_by_name'), true))"
+        # The partition comes first: of two columns with one name, DuckDB renames the second.
+        table: f"select parse_filename({FILE_COLUMN}, true) as partition, * "
+        f"from {parquet_relation(root, below=f'{table}/*.parquet', filename=file, union_by_name=union)}"
         for table in TABLES
     }
     selected[PUBLISHED.name] = (
-        f"select distinct on (partition) partition, num_samples from read_json(getvariable('root') || "
-        f"'/{PUBLISHED.name}/*.json', columns = {{partition: 'varchar', num_samples: 'bigint'}}, filename = true) "
-        f"where not ends_with(filename, '{WITHDRAWN}')"
+        f"select distinct on (partition) partition, num_samples from read_json({literal_path(root)} || "
+        f"'/{PUBLISHED.name}/*.json', columns = {{partition: 'varchar', num_samples: 'bigint'}}, "
+        f"filename = {file}, hive_partitioning = false) where not ends_with({FILE_COLUMN}, '{WITHDRAWN}')"
     )
     return {view: f"create or replace view {view} as {select};\n" for view, select in selected.items()}
 
 
-def _catalog(dataset: DatasetStore) -> str:
+def _catalog(dataset: DatasetStore, schema: DatasetSchema) -> str:
+    columns = {column.name.casefold() for column in (*schema.user_columns, *schema.annotator_columns)}
     return (
         "-- Views over every partition of this dataset. Set first the folder of this file, without a final slash:\n"
         f"-- set variable root = '{dataset.spec.name}';\n"
+        f"{_NEW_DUCKDB if 'filename' in columns else ''}"
         f"{_ONE_SHAPE}"
         f"{''.join(_views().values())}"
         "-- Partitions made before and after a change of columns are queried together, for which DuckDB reads the\n"
@@ -474,11 +485,21 @@ def catalog_statements(dataset: DatasetStore) -> dict[str, str]:
 
 
 def sql_connection(dataset: DatasetStore) -> Any:
-    """A DuckDB connection with the catalog's views, those of tables that no run has made yet left out."""
-    connection = dataset.duckdb()
-    connection.execute("set variable root = ?", [dataset.duckdb_path("")])
-    for statement in catalog_statements(dataset).values():
-        connection.execute(statement)
+    """Returns a DuckDB connection with the catalog's views, without those of tables that no run has made yet.
+
+    Raises:
+        SourceError: a folder cannot be listed, or a table cannot be read.
+    """
+    import duckdb
+
+    statements, connection = catalog_statements(dataset), dataset.duckdb()
+    try:
+        connection.execute("set variable root = ?", [dataset.duckdb_path("")])
+        for statement in statements.values():
+            connection.execute(statement)
+    except duckdb.Error as error:
+        connection.close()
+        raise SourceError(dataset.store.url, f"the tables cannot be read: {first_line(error)}") from error
     return connection
 
 

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 from mm_assets.errors import ConfigError, SourceError, first_line
 from mm_assets.pipeline.chain import DROPPED, FILTERED_ROWS
 from mm_assets.pipeline.store import DatasetStore
-from mm_assets.rows.schema import RESERVED_COLUMNS, DatasetSchema
+from mm_assets.rows.schema import FILE_COLUMN, RESERVED_COLUMNS, DatasetSchema
+from mm_assets.rows.sql import parquet_relation, sql_name, sql_text
 
 __all__ = ["Bin", "Histogram", "Kept", "Limit", "Score", "histogram", "kept_by", "scores"]
 
@@ -282,31 +283,31 @@ class _Values:
         files = self._files(FILTERED_ROWS.tables[0].name, keys)
         if column is None or not files:
             return "select null::double as value where false"
-        value = _identifier(column)
+        value = sql_name(column)
         if column in _DERIVED and column not in self._columns():
             value = _DERIVED[column]
-        table = f"read_parquet({files}, union_by_name = true)"
+        table = parquet_relation(files, is_list=True, union_by_name="true")
         return (
             f"select value::double as value from (select {value} as value from {table}) where isfinite(value::double)"
         )
 
     def _lost(self, keys: Sequence[str]) -> str:
         files = self._files(DROPPED.name, keys)
-        pairs = ", ".join(f"({_text(limit.filter)}, {_text(limit.reason)})" for limit in self.score.limits)
+        pairs = ", ".join(f"({sql_text(limit.filter)}, {sql_text(limit.reason)})" for limit in self.score.limits)
         if not pairs or not files:
             return "select null::double as value where false"
         # A filter of samples drops all rows of a sample by one value.
         per_sample = any(limit.scope == "sample" for limit in self.score.limits)
-        group = " group by filename, filter, reason, sample_id" if per_sample else ""
+        group = f" group by {FILE_COLUMN}, filter, reason, sample_id" if per_sample else ""
         value = "any_value(value) as value" if per_sample else "value"
         return (
-            f"select {value} from read_parquet({files}, filename = true) "
+            f"select {value} from {parquet_relation(files, is_list=True, filename=sql_text(FILE_COLUMN))} "
             f"where (filter, reason) in ({pairs}) and value is not null{group}"
         )
 
     def _files(self, table: str, keys: Sequence[str]) -> str:
         paths = (self._dataset.duckdb_path(self._dataset.table(table, key)) for key in keys)
-        listed = ", ".join(map(_text, paths))
+        listed = ", ".join(map(sql_text, paths))
         return f"[{listed}]" if listed else ""
 
     def _columns(self) -> frozenset[str]:
@@ -401,11 +402,3 @@ def _distinct(values: Iterator[float]) -> Iterator[float]:
         if value > last:
             last = value
             yield value
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
-
-
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

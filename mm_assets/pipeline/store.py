@@ -321,15 +321,24 @@ class DatasetStore:
         import duckdb
 
         connection = duckdb.connect()
-        if not self.store.is_local:
-            connection.register_filesystem(self.store.fs)
+        if self.duckdb_filesystem is not None:
+            connection.register_filesystem(self.duckdb_filesystem)
         return connection
 
+    @property
+    def duckdb_filesystem(self) -> Any:
+        """The file system through which DuckDB reads the dataset's files; None if it reads them itself.
+
+        It lists no local folder with a backslash in its path, which it takes for a separator.
+        """
+        return None if self.store.is_local and "\\" not in self.store.path_of("") else self.store.fs
+
     def duckdb_path(self, name: str) -> str:
-        """What DuckDB calls a file of the dataset, or its folder where `name` is empty."""
+        """What DuckDB calls a file of the dataset, or its folder where `name` is empty; see `literal_path`."""
         if not self.store.is_local:
             return self.store.url_of(name)
-        return str(self.store.local_path(name) if name else self.store.path_of(name))
+        path = str(self.store.local_path(name) if name else self.store.path_of(name))
+        return path if self.duckdb_filesystem is None else f"file://{path}"
 
     def over(self, store: Store) -> DatasetStore:
         """The dataset with another store for its folder."""

@@ -27,6 +27,7 @@ from mm_assets.errors import ConfigError, FormatError, SourceError, first_line
 from mm_assets.pipeline.chain import DROPPED, FILTERED_ROWS, PACKED_STAGES, REJECTS, ROWS
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.pipeline.version_facts import VersionFacts, read_facts, setting_changes
+from mm_assets.rows.sql import parquet_relation, sql_text
 from mm_assets.storage.store import Store
 from mm_assets.summaries import counted
 
@@ -488,23 +489,23 @@ create temp view explained as select *, null as judge, null as why, null::double
     null as reject, true as in_rows from changes
 """
 _WITH_TABLES = (
-    """
+    f"""
 create temp table drops as
 select sample_id, arg_min(filter, nth) as judge, arg_min(reason, nth) as why, arg_min(value, nth) as value,
     arg_min(detail, nth) as said
-from (select *, file_row_number as nth from read_parquet($dropped, file_row_number = true))
+from (select *, file_row_number as nth from {parquet_relation("$dropped", file_row_number="true")})
 where sample_id in (select sample_id from changes where change <> 'added')
 group by sample_id
 """,
-    """
+    f"""
 create temp table refused as
-select sample_id, min(reason || ': ' || detail) as reject from read_parquet($rejects)
+select sample_id, min(reason || ': ' || detail) as reject from {parquet_relation("$rejects")}
 where sample_id in (select sample_id from changes where change = 'removed')
 group by sample_id
 """,
-    """
+    f"""
 create temp table present as
-select distinct sample_id, true as in_rows from read_parquet($rows)
+select distinct sample_id, true as in_rows from {parquet_relation("$rows")}
 where sample_id in (select sample_id from changes where change = 'removed')
 """,
     """
@@ -523,7 +524,7 @@ _ITEMS = (
 def _changes_statement(names: Sequence[str]) -> str:
     """Makes `changes`: one of two samples with the same id differs where a payload's size or checksum does."""
     differs = [
-        f"case when o.m{n} is distinct from n.m{n} or o.s{n} is distinct from n.s{n} then {_quoted(name)} end"
+        f"case when o.m{n} is distinct from n.m{n} or o.s{n} is distinct from n.s{n} then {sql_text(name)} end"
         for n, name in enumerate(names)
     ]
     listed = f"list_filter([{', '.join(differs)}], lambda name: name is not null)" if names else "[]::varchar[]"
@@ -537,10 +538,6 @@ select * from (
 )
 where change <> 'changed' or len(modalities) > 0
 """
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _is_there(dataset: DatasetStore, file: PackedFile) -> bool:

@@ -17,11 +17,12 @@ from crc32c import crc32c
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.rows.columns import views
 from mm_assets.rows.parquet import ParquetSink
+from mm_assets.rows.schema import CHECKSUM_COLUMN, SIZE_COLUMN
 from mm_assets.rows.source_ref import parse_source_ref
 
 __all__ = ["FETCHED_BY", "ReferenceSink", "reference_schema", "with_media"]
 
-MEDIA, SIZE, CHECKSUM = "binary_content", "binary_content_size", "binary_content_crc32c"
+MEDIA, SIZE, CHECKSUM = "binary_content", SIZE_COLUMN, CHECKSUM_COLUMN
 _REFERENCES = (pa.field(SIZE, pa.int64()), pa.field(CHECKSUM, pa.uint32()))
 
 FETCHED_BY = (

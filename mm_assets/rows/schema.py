@@ -27,6 +27,7 @@ __all__ = [
     "DECODABLE",
     "DROPPED_SCHEMA",
     "EMPTY_SAMPLE",
+    "FILE_COLUMN",
     "HARMLESS_REJECTS",
     "KEPT",
     "MATERIALIZE",
@@ -36,6 +37,7 @@ __all__ = [
     "MULTIMODAL_SCHEMA",
     "PACKABLE",
     "PIPELINE_FILTERS",
+    "QUERY_COLUMNS",
     "REJECTS_SCHEMA",
     "RESERVED_COLUMNS",
     "UNDECODABLE_SCHEMA",
@@ -68,6 +70,12 @@ COLUMN_DESCRIPTIONS: Mapping[str, str] = {field.name: description for field, des
 """What each reserved column holds; not in the schema itself, which is part of the Parquet files."""
 
 RESERVED_COLUMNS: frozenset[str] = frozenset(MULTIMODAL_SCHEMA.names)
+
+SIZE_COLUMN, CHECKSUM_COLUMN = "binary_content_size", "binary_content_crc32c"
+FILE_COLUMN = "mm_assets_file"
+QUERY_COLUMNS: frozenset[str] = frozenset({"partition", FILE_COLUMN, "file_row_number", SIZE_COLUMN, CHECKSUM_COLUMN})
+"""The columns that the tables of a stage, or queries over them, add to a row table (docs/pipeline.md, "Row schema")."""
+
 METADATA_POSITION = -1  # position of a sample's one metadata row; content rows count from 0
 
 MODALITIES: frozenset[str] = frozenset({"metadata", "text", "image", "audio", "video", "array", "midi", "binary"})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mm_assets.errors import MissingColumnError
-from mm_assets.rows.schema import RESERVED_COLUMNS, MemberRules, UserColumn
+from mm_assets.rows.schema import QUERY_COLUMNS, RESERVED_COLUMNS, MemberRules, UserColumn
 from mm_assets.sources.text_members import dump_json
 
 __all__ = ["UNFIT", "ColumnTally", "Converter", "column_name", "columns_of", "converter", "is_rare", "structural_keys"]
@@ -45,12 +45,15 @@ def structural_keys(layout: MemberRules) -> set[str]:
 
 
 def column_name(key: str, taken: Iterable[str]) -> str | None:
-    """The column that a key becomes: itself, ``user_<key>`` where that is reserved or taken; None where none can."""
+    """Returns the column that a key becomes: itself, or ``user_<key>`` if that is reserved or taken; None if none can.
+
+    Names are compared without case, as SQL does.
+    """
     if not _NAME.fullmatch(key) or len(key) > MAX_NAME:
         return None
-    used = RESERVED_COLUMNS.union(taken)
+    used = {name.casefold() for name in (*RESERVED_COLUMNS, *QUERY_COLUMNS, *taken)}
     name, number = key, 1
-    while name in used:
+    while name.casefold() in used:
         name = f"user_{key}" if number == 1 else f"user_{key}_{number}"
         number += 1
     return name
@@ -145,11 +148,12 @@ class ColumnTally:
         for name, types in other._items.items():
             self._items[name].update(types)
 
-    def columns(self, *, shown: str) -> tuple[UserColumn, ...]:
+    def columns(self, *, shown: str, taken: Iterable[str] = ()) -> tuple[UserColumn, ...]:
         """The columns in order of first appearance, those of `per_image_fields` and `per_text_fields` last.
 
         Args:
             shown: source of the objects, for messages.
+            taken: names of other columns.
 
         Raises:
             MissingColumnError: a requested key is in none of the objects.
@@ -161,14 +165,14 @@ class ColumnTally:
             )
             raise MissingColumnError(shown, detail)
         columns: list[UserColumn] = []
-        taken: list[str] = []
+        used = list(taken)
         every = [(key, "metadata", self._keys[key].types if key in self._keys else Counter()) for key in self._chosen()]
         every += [(key, rows, types) for (key, rows), types in self._items.items()]
         for key, rows, types in every:
-            name = column_name(key, taken)
+            name = column_name(key, used)
             if name is None:
                 continue  # no column can have such a name; the value stays in `metadata_json` and is counted there
-            taken.append(name)
+            used.append(name)
             required = self._requested is not None and rows == "metadata"
             columns.append(UserColumn(name=name, source=key, type=_decided(types), rows=rows, required=required))
         return tuple(columns)

@@ -60,10 +60,11 @@ class _Plain(Response):
         if "text/html" in Headers(scope=scope).get("accept", ""):
             title, detail = escape(self._title), escape(self._detail.encode(errors="backslashreplace").decode())
             root = escape(scope.get("root_path", ""))
+            above = f' <a href="{root.rpartition("/")[0]}/">To the datasets</a>' if root else ""
             answer = HTMLResponse(
                 f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
                 f'<link rel="icon" href="{root}/static/icon.svg"><h1>{title}</h1>'
-                f'<p>{detail}<p><a href="{root}/">To the samples</a>',
+                f'<p>{detail}<p><a href="{root}/">To the samples</a>{above}',
                 self.status_code,
                 self._extra,
             )

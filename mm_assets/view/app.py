@@ -132,8 +132,14 @@ def build_app(backend: Backend, *, token: str, hosts: Iterable[str] = (), routes
     return Guard(build_viewer(backend, routes), token=token, hosts=hosts)
 
 
-def build_viewer(backend: Backend, routes: Sequence[BaseRoute] = ()) -> Starlette:
-    """The routes over a backend, which answer every caller: a `Guard` comes before them. They may be mounted."""
+def build_viewer(backend: Backend, routes: Sequence[BaseRoute] = (), *, is_listed: bool = False) -> Starlette:
+    """Builds the routes over a backend, which answer every caller: a `Guard` comes before them. They may be mounted.
+
+    Args:
+        backend: what is looked at.
+        routes: further routes.
+        is_listed: whether the page above lists it among others, to which its own pages lead back.
+    """
     own: list[BaseRoute] = [
         Route("/", _index),
         Route("/static/{name}", serve_static),
@@ -156,7 +162,7 @@ def build_viewer(backend: Backend, routes: Sequence[BaseRoute] = ()) -> Starlett
         Exception: _bug,
     }
     app = Starlette(routes=[*own, *_exploring(backend), *routes], exception_handlers=handlers)
-    app.state.viewer = Viewer(backend)
+    app.state.viewer, app.state.is_listed = Viewer(backend), is_listed
     return app
 
 
@@ -238,6 +244,7 @@ async def _about(request: Request) -> Response:
             "kind": backend.kind,
             "count": backend.count(),
             "part": request.query_params.get("part", ""),
+            "is_listed": request.app.state.is_listed,
             "has_versions": viewer.backend.has_versions,
             "has_partitions": bool(viewer.backend.partitions()),
             "modules": [name for name in ("items.js", "explore.js") if name in names],

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from mm_assets.display import Content, Item, content_item
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline import drops as dropped
 from mm_assets.pipeline import origin as places
 from mm_assets.pipeline import scores as measures
@@ -22,6 +22,7 @@ from mm_assets.pipeline import versions as history
 from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, ROWS
 from mm_assets.pipeline.sandbox import QueryError, Sandbox, dataset_sandbox
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.rows.sql import sql_name, sql_text
 from mm_assets.storage.urls import is_local
 from mm_assets.view.backends.base import Backend, Entry, NoSampleError
 from mm_assets.view.backends.folder import FolderBackend, open_dataset_store
@@ -133,8 +134,8 @@ class Explorer:
         sandbox = self.sandbox()
         if relation not in sandbox.names or not relation.isidentifier():
             raise ConfigError("arguments", "relation", f"{relation!r} is none of {', '.join(sandbox.names)}")
-        partition = "" if part.startswith("@") else part.partition("/")[0].replace("'", "''")
-        conditions = [f"partition = '{partition}'"] if partition else []
+        partition = "" if part.startswith("@") else part.partition("/")[0]
+        conditions = [f"partition = {sql_text(partition)}"] if partition else []
         if not where.strip() and not order and relation in _ROW_TABLES:
             conditions += ["position = -1"]  # the metadata row, of which each sample has one
         found = ordered_rows(
@@ -143,7 +144,7 @@ class Explorer:
             columns=("partition", "sample_id"),
             where=where,
             conditions=conditions,
-            by='"' + order.replace('"', '""') + '"' if order else "",
+            by=sql_name(order) if order else "",
             direction=direction,
             offset=offset,
             limit=limit,
@@ -167,12 +168,20 @@ class Explorer:
         for partition, sample_id in samples:
             place = self.locate(partition, sample_id)
             if place["n"] is None:
-                found.append(("", Entry(index=-1, id=sample_id, note=f"not packed; of partition {partition}")))
+                found.append(("", Entry(index=-1, id=sample_id, note=self._why_not_packed(partition, sample_id))))
                 continue
             part, index = place["part"], place["n"]
             backend = self._backend.partition(part) if part else self._backend
             found.append((part, backend.entries([index])[0]))
         return found
+
+    def _why_not_packed(self, partition: str, sample_id: str) -> str:
+        try:
+            rows = places.origins(self.dataset, partition, sample_id)
+        except SourceError:  # a reject of a partition without rows, for instance
+            rows = []
+        reasons = dict.fromkeys(row.dropped or row.error for row in rows)
+        return f"not packed: {', '.join(filter(None, reasons)) or f'of partition {partition}'}"
 
     # --- places -------------------------------------------------------------------------------------------------------
 

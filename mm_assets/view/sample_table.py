@@ -20,6 +20,7 @@ from mm_assets.dataset.dataset import Dataset
 from mm_assets.dataset.selection import plain_columns, scan_columns
 from mm_assets.errors import ConfigError, SourceError, full_disk_named
 from mm_assets.pipeline.sandbox import QueryError, Sandbox
+from mm_assets.rows.sql import parquet_relation, sql_name, sql_text
 
 __all__ = ["RELATION", "Ordered", "SampleTable", "ordered_rows"]
 
@@ -130,14 +131,14 @@ class SampleTable:
         if order and order not in self._columns:
             raise ConfigError("arguments", "order", f"{order!r} is none of {', '.join(self._columns)}")
         column = self._columns[order][0] if order else ""
-        by = "" if not order else ".".join(_quoted(part) for part in (column, order[len(column) + 1 :]) if part)
+        by = "" if not order else ".".join(sql_name(part) for part in (column, order[len(column) + 1 :]) if part)
         held = self._scanned(self._named(where) | {column or _INDEX, _INDEX})  # with its file, while the query runs
         found = ordered_rows(
             held[1],
             RELATION,
-            columns=[_quoted(_INDEX)],
+            columns=[sql_name(_INDEX)],
             where=where,
-            by=by or _quoted(_INDEX),
+            by=by or sql_name(_INDEX),
             direction=direction if by else "asc",
             offset=offset,
             limit=limit,
@@ -179,7 +180,7 @@ class SampleTable:
                 file.close()
                 raise
             root, name = "/dev/fd", str(file.fileno())
-            statement = f"create view {RELATION} as select * from read_parquet('{root}/{name}')"
+            statement = f"create view {RELATION} as select * from {parquet_relation(sql_text(f'{root}/{name}'))}"
             sandbox = Sandbox(root=root, statements=[statement], relations=[RELATION], files=[file.fileno()])
             self._scans[frozenset(names)] = file, sandbox
             while len(self._scans) > _SCANS:
@@ -201,7 +202,3 @@ class SampleTable:
                     advice = "choose a partition, or filter in Python"
                     raise SourceError(self._dataset.path, f"{what} were read in {SCAN_SECONDS:.0f} s: {advice}")
         file.flush()
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -14,6 +14,7 @@ _TYPES = {
     "index.html": "text/html; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
     "app.css": "text/css; charset=utf-8",
+    "datasets.js": "text/javascript; charset=utf-8",
     "items.js": "text/javascript; charset=utf-8",
     "item_parts.js": "text/javascript; charset=utf-8",
     "item_players.js": "text/javascript; charset=utf-8",

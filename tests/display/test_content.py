@@ -26,6 +26,7 @@ from mm_assets.display import (
 )
 from mm_assets.display.item import MAX_WHOLE, human_bytes, human_seconds
 from mm_assets.errors import MediaError, MissingExtraError
+from mm_assets.media.flac import read_stream_info, with_length
 
 from ..fields.clips import clip_file, ramp
 from ..fields.conftest import wav_file
@@ -273,6 +274,36 @@ def test_truncated_audio_has_what_is_there() -> None:
     short = item_of(wav_file(ramp(8000), 8000)[:-4000])
     assert "damaged" in short.note
     assert json.loads(made_by(short, "peaks"))["seconds"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_flac_without_a_length_can_be_sought_in(is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser gets a FLAC without a length with that of its frames, and all other bytes as they are stored."""
+    import soundfile
+
+    target = io.BytesIO()
+    soundfile.write(target, ramp(100_000), 8000, format="FLAC")
+    whole = target.getvalue()
+    start = whole.index(b"fLaC")
+    unknown = with_length(whole, start, 0)
+    assert read_stream_info(memoryview(unknown), start).num_frames == 0
+    if is_large:
+        monkeypatch.setattr(sounds, "MAX_WHOLE", len(unknown) - 1)
+    for stored, expected in (
+        (unknown, whole),
+        (whole, whole),
+        (b"ID3\x04\x00\x00\x00\x00\x00\x0a" + bytes(10) + unknown, None),
+    ):
+        item = item_of(stored)
+        played = item.medium("audio")
+        assert played.read is not None
+        served = played.read(0, len(stored))
+        assert len(served) == played.size == len(stored)
+        assert served == (expected or stored[:20] + whole)
+        assert b"".join(played.read(at, min(7, len(stored) - at)) for at in range(0, 84, 7)) == served[:84]
+        assert item.data["duration"] == 12.5
+    cut = unknown[:-100]
+    assert bytes(sounds._with_flac_length(Content.of(cut)).whole()) == cut
 
 
 def test_video_plays_and_has_a_strip() -> None:

@@ -10,7 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import numpy as np
 import pytest
 
 from mm_assets.pipeline.store import DatasetStore
@@ -27,6 +29,7 @@ PATIENCE = 60_000  # milliseconds, on a busy machine
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the pages are not looked at")
 
 HOSTILE = "<img src=x onerror=alert(1)>"
+RTL = "שלום"
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +39,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetStore:
     for key, widths in {"a": range(4, 44, 2), "b": range(30, 90, 5)}.items():
         members: dict[str, object] = {".hidden": b"not a sample"}
         for n, width in enumerate(widths):
-            name = f"{key}{n:02}"
+            name = f"{key}{n:02}{RTL if n in (1, 8) else ''}"
             members[f"{name}.png"] = png(width, (24, width))
-            members[f"{name}.txt"] = f"caption {name} {HOSTILE}"
-            members[f"{name}.json"] = {"title": f"{HOSTILE} {n}", "grade": n / 4}
+            members[f"{name}.txt"] = f"{RTL if n == 8 else ''} caption {name} {HOSTILE}".lstrip()
+            members[f"{name}.json"] = {"title": f"{HOSTILE} {n}", "grade": n / 4, RTL: [RTL]}
         make_shard(folder / "in" / f"{key}.tar", members)
     rule = {"type": "image_size", "scope": "sample"}
     spec = declare(
@@ -161,6 +164,58 @@ def test_values_in_a_result_are_text(page: Any, url: str) -> None:
     page.get_by_role("button", name="Run").click()
     page.get_by_role("cell", name=HOSTILE).first.wait_for()
     assert page.locator("main img").count() == 0
+
+
+@pytest.mark.parametrize(("low", "high"), [(12, 85), (20, 60.5), (1, 1e6), (-1000, 5), (90, 3)])
+def test_a_threshold_is_at_its_place_on_the_axis(page: Any, url: str, low: float, high: float) -> None:
+    """Each handle is where the axis's labels have its value, also of a limit below or above all values."""
+    page.goto(f"{root_of(url)}/?page=scores&score=image_width&at_least={low}&at_most={high}")
+    page.get_by_role("slider", name="Smallest kept").wait_for()
+    ticks = page.evaluate(
+        """[...document.querySelectorAll('.x-tick[text-anchor]')].map((tick) =>
+            [Number(tick.textContent.replaceAll(',', '')), Number(tick.getAttribute('x'))])"""
+    )
+    values, places = zip(*ticks, strict=True)
+    assert list(values) == sorted(values)
+    for name, limit in (("Smallest kept", low), ("Largest kept", high)):
+        moved = page.get_by_role("slider", name=name).get_attribute("transform")
+        assert float(re.findall(r"[\d.]+", moved)[0]) == pytest.approx(np.interp(limit, values, places), abs=0.5)
+
+
+def test_texts_have_the_direction_of_their_letters(page: Any, url: str) -> None:
+    """Ids, texts, JSON, cells and reasons in Hebrew or Arabic are in elements whose direction is automatic."""
+    for place in (
+        "",
+        "?n=0",
+        "?page=filter&relation=rows",
+        f"?page=sql&sql={quote('from filtered_rows')}",
+        "?page=drops",
+    ):
+        page.goto(f"{root_of(url)}/{place}")
+        until(page, f"/{RTL[0]}/.test(document.getElementById('main').innerText)")
+        wrong = page.evaluate(
+            """() => {
+                const found = [], main = document.getElementById('main');
+                const walker = document.createTreeWalker(main, NodeFilter.SHOW_TEXT);
+                while (walker.nextNode()) {
+                    const { data, parentElement } = walker.currentNode;
+                    const isRight = !/[\u0590-\u06ff]/.test(data) || parentElement.dir === 'auto';
+                    if (!isRight) found.push(parentElement.outerHTML);
+                }
+                return found;
+            }"""
+        )
+        assert wrong == [], place
+
+
+def test_cards_of_dropped_rows_have_the_whole_reason(page: Any, url: str) -> None:
+    """The reason is not shortened where rows are dropped, and a sample that is not packed says which it was."""
+    page.goto(f"{root_of(url)}/?page=drops")
+    page.locator(".x-why").first.wait_for()
+    assert page.evaluate("[...document.querySelectorAll('.x-why')].every((one) => one.scrollWidth <= one.clientWidth)")
+    assert page.locator(".x-why").first.inner_text() == "image_size: width_below_min"
+    page.goto(f"{root_of(url)}/?page=filter&relation=rows")
+    page.get_by_text("not packed: image_size.width_below_min").first.wait_for()
 
 
 def test_a_threshold_is_moved_by_keys_and_pointer(page: Any, url: str) -> None:

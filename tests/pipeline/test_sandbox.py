@@ -149,6 +149,6 @@ def test_columns_of_very_many_files_are_those_of_the_first(tmp_path: Path, monke
     with duckdb.connect() as connection:
         connection.execute("set variable root = ?", [str(tmp_path)])
         connection.execute(_views()["rows"])
-        assert [name for name, _ in worker._columns(connection, "rows")] == ["x", "y", "filename", "partition"]
+        assert [name for name, _ in worker._columns(connection, "rows")] == ["partition", "x", "y", "mm_assets_file"]
         monkeypatch.setattr(worker, "MAX_UNITED", 1)
         assert "y" not in [name for name, _ in worker._columns(connection, "rows")]

@@ -74,6 +74,22 @@ def test_the_front_page_names_each_dataset(client: TestClient, datasets: Dataset
     assert client.get("/third/").status_code == 404
 
 
+def test_the_list_has_counts_and_a_picture_and_datasets_lead_back(client: TestClient, datasets: Datasets) -> None:
+    """Each dataset's counts and a card of it can be asked for; one that cannot be opened says why."""
+    client.get("/", params={"t": TOKEN})
+    assert 'src="static/datasets.js"' in client.get("/").text
+    assert client.get("/static/datasets.js").status_code == 200
+    found = client.get("/@summary/first").json()
+    assert found["samples"] == datasets.opened[0].count() > 0
+    assert client.get(f"/first/{found['card']['picture']}").headers["content-type"] == "image/jpeg"
+    assert client.get("/first/api/about").json()["is_listed"] is True
+    refused = client.get("/@summary/second")
+    assert (refused.status_code, "is not registered yet" in refused.json()["error"]) == (200, True)
+    assert "error" in client.get("/@summary/third").json()
+    page = client.get("/second/", headers={"accept": "text/html"}).text
+    assert '<a href="/">To the datasets</a>' in page
+
+
 def test_a_dataset_that_cannot_be_opened_is_tried_again(client: TestClient, datasets: Datasets) -> None:
     """Its page says why; once it is there the next request opens it, and later ones do not open it again."""
     client.get("/", params={"t": TOKEN})

@@ -21,6 +21,7 @@ from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline.publish import catalog_statements
 from mm_assets.pipeline.sandbox import worker
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.rows.sql import literal
 from mm_assets.storage.urls import protocols
 
 __all__ = ["QueryError", "QueryResult", "Relation", "Sandbox", "dataset_sandbox"]
@@ -145,6 +146,7 @@ class Sandbox:
         self.seconds = seconds
         self._request = {
             "root": root,
+            "folders": [root, literal(root)],  # DuckDB compares the pattern of the files, and then each file
             "statements": list(statements),
             "relations": [name.lower() for name in relations],
             "remote": remote,
@@ -281,10 +283,9 @@ def dataset_sandbox(dataset: DatasetStore, **limits: Any) -> Sandbox:
     Raises:
         SourceError: the folder could not be listed.
     """
-    statements, store = catalog_statements(dataset), dataset.store
-    remote = None
-    if not store.is_local:
-        remote = {"protocol": protocols(store.fs)[0], "options": dict(store.fs.storage_options)}
+    statements, remote = catalog_statements(dataset), None
+    if (files := dataset.duckdb_filesystem) is not None:
+        remote = {"protocol": protocols(files)[0], "options": dict(files.storage_options)}
     return Sandbox(
         root=dataset.duckdb_path(""),
         statements=list(statements.values()),

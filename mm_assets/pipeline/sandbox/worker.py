@@ -174,8 +174,8 @@ def _connect(request: Mapping[str, Any]) -> Any:
     connection.execute("set variable root = ?", [request["root"]])
     for statement in request["statements"]:
         connection.execute(statement)
-    folder = request["root"].rstrip("/").replace("'", "''")
-    connection.execute(f"set allowed_directories = ['{folder}/']")
+    folders = (name.rstrip("/").replace("'", "''") for name in request.get("folders", [request["root"]]))
+    connection.execute("set allowed_directories = [" + ", ".join(f"'{folder}/'" for folder in folders) + "]")
     connection.execute("set enable_external_access = false")
     connection.execute("set lock_configuration = true")
     return connection
@@ -244,7 +244,8 @@ def _result(connection: Any, request: Mapping[str, Any]) -> dict[str, Any]:
 def _columns(connection: Any, relation: str) -> list[list[str]]:
     """Name and type of each column of a relation; none where its files cannot be read.
 
-    Of more than `MAX_UNITED` files the columns are those of the first one: to unite them all takes seconds.
+    Of more than `MAX_UNITED` files the columns are those of the first one: to unite them all takes seconds. None are
+    counted below a root with wildcards in its path, which are not escaped here.
     """
     import duckdb
 

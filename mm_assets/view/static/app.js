@@ -4,6 +4,8 @@
 // a page, `q` and `start` a search, `n` a sample, `back` the query of the page that it returns to, `page` one of the
 // exploring pages. Texts only ever become text nodes.
 
+import { showsText } from "./item_parts.js";
+
 const LIMIT = 50;
 const PARTITIONS = 200;
 const CACHED = 60;
@@ -21,7 +23,9 @@ export function h(tag, properties = {}, ...children) {
     else if (name === "class") element.className = value;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  const shown = children.flat().filter((child) => child !== null && child !== undefined && child !== false);
+  if (showsText(tag, shown) && !element.hasAttribute("dir")) element.setAttribute("dir", "auto");
+  element.append(...shown);
   return element;
 }
 
@@ -170,7 +174,8 @@ function frame() {
   const search = h("form", { role: "search", onsubmit: (event) => { event.preventDefault(); find(field.value.trim()); } },
     field, h("button", { "aria-label": "Search" }, "⌕"));
   top.replaceChildren(
-    h("div", { class: "title" }, h("h1", { id: "title" }, "mm-assets view"), h("p", { id: "subtitle" })),
+    h("a", { id: "above", class: "button", href: "../", hidden: true }, "← Datasets"),
+    h("div", { class: "title" }, h("h1", { id: "title" }, "mm-assets view"), h("p", { id: "subtitle", dir: "auto" })),
     h("nav", { id: "nav", "aria-label": "Pages" }),
     search,
     themeButton(),
@@ -193,6 +198,7 @@ function find(text) {
 function showFrame(now) {
   const [, folder, name] = /^(.*\/)?([^/]*)\/?$/.exec(about.title) ?? [null, "", about.title];
   const facts = [about.kind, about.count === null ? null : `${count(about.count)} ${about.count === 1 ? "sample" : "samples"}`, folder || null];
+  document.getElementById("above").hidden = !about.is_listed;
   document.getElementById("title").textContent = name || about.title;
   document.getElementById("title").title = about.title;
   document.getElementById("subtitle").textContent = facts.filter(Boolean).join(" · ");

@@ -206,7 +206,7 @@ function lostCard(api, item, title, why, detail, where) {
       detail ? h("span", { class: "text", title: detail }, detail) : null,
       h("span", { class: "names", title: where }, where)),
   ];
-  return h("li", {}, canShow || place.modality ? h("a", { class: "card", href: api.link({ page: "content", ...place }) }, ...body) : h("div", { class: "card" }, ...body));
+  return h("li", {}, canShow || place.modality ? h("a", { class: "card x-lost", href: api.link({ page: "content", ...place }) }, ...body) : h("div", { class: "card x-lost" }, ...body));
 }
 
 // --- content of a row or member -------------------------------------------------------------------------------------
@@ -241,6 +241,7 @@ async function showContent(root, api, now) {
 
 const WIDTH = 720;
 const HEIGHT = 260;
+const BEYOND = 110; // of the axis, up to a limit that no value reaches
 const PAD = { left: 16, right: 16, top: 36, bottom: 32 };
 
 async function showScores(root, api, now) {
@@ -267,22 +268,36 @@ async function showScores(root, api, now) {
 function drawHistogram(api, found, state, now) {
   const { h } = api;
   const { bins, score } = found;
-  const inner = WIDTH - PAD.left - PAD.right;
   const bottom = HEIGHT - PAD.bottom;
   const most = Math.max(...bins.map((bin) => bin.kept + bin.dropped), 1);
   // Rows of a full bin would hide those of others: heights are of the square root where they differ a lot.
   const isRoot = most > 50 * Math.max(...bins.map((bin) => bin.kept + bin.dropped).filter(Boolean).sort((a, b) => a - b).slice(0, Math.ceil(bins.length / 2)), 1);
   const height = (rows) => (isRoot ? Math.sqrt(rows / most) : rows / most) * (bottom - PAD.top);
-  const x = (at) => PAD.left + (at / bins.length) * inner;
-  // A value's place follows the bins, of equal width or of equal ratio.
+  // The axis has the bins, of equal width or of equal ratio, and on either side, if a limit is beyond them, a part of its
+  // own up to that limit: places from -1 to 0, and one more than there are bins.
+  const ends = { low: found.low, high: found.high };
+  const x = (place) => {
+    const [left, right] = [ends.low < found.low ? BEYOND : 0, ends.high > found.high ? BEYOND : 0];
+    const inner = WIDTH - PAD.left - PAD.right - left - right;
+    if (place < 0) return PAD.left + (place + 1) * left;
+    return PAD.left + left + (Math.min(place, bins.length) / bins.length) * inner + Math.max(place - bins.length, 0) * right;
+  };
+  const placeAt = (at) => {
+    const [first, last] = [x(0), x(bins.length)];
+    if (at < first) return ends.low < found.low ? Math.max((at - first) / BEYOND, -1) : 0;
+    if (at > last) return ends.high > found.high ? bins.length + Math.min((at - last) / BEYOND, 1) : bins.length;
+    return ((at - first) / (last - first)) * bins.length;
+  };
   const placeOfValue = (value) => {
-    if (value <= bins[0].low) return 0;
+    if (value < found.low) return ends.low < found.low ? Math.max((value - found.low) / (found.low - ends.low), -1) : 0;
+    if (value > found.high) return ends.high > found.high ? bins.length + Math.min((value - found.high) / (ends.high - found.high), 1) : bins.length;
     const at = bins.findIndex((bin) => value < bin.high);
     return at < 0 ? bins.length : at + (value - bins[at].low) / (bins[at].high - bins[at].low);
   };
   const valueAt = (place) => {
-    if (place <= 0) return bins[0].low;
-    if (place >= bins.length) return bins[bins.length - 1].high;
+    if (place < 0) return found.low + place * (found.low - ends.low);
+    if (place > bins.length) return found.high + (place - bins.length) * (ends.high - found.high);
+    if (place === bins.length) return found.high;
     const bin = bins[Math.floor(place)];
     return bin.low + (place - Math.floor(place)) * (bin.high - bin.low);
   };
@@ -291,31 +306,39 @@ function drawHistogram(api, found, state, now) {
   const limits = { at_least: given("at_least") ?? limitOf("at_least"), at_most: given("at_most") ?? limitOf("at_most") };
 
   const plot = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "x-plot", role: "group", "aria-label": `Histogram of ${score.name}` });
-  bins.forEach((bin, at) => {
-    const width = Math.max(x(at + 1) - x(at) - 1, 0.5);
-    const kept = height(bin.kept + bin.dropped) * (bin.kept / Math.max(bin.kept + bin.dropped, 1));
-    const dropped = height(bin.kept + bin.dropped) - kept;
-    const bar = svg("g", { class: "x-bin" });
-    bar.append(svg("title", {}, `${short(bin.low)} to ${short(bin.high)}: ${count(bin.kept)} kept, ${count(bin.dropped)} dropped`));
-    if (kept) bar.append(svg("rect", { x: x(at), y: bottom - kept, width, height: kept, class: "x-kept" }));
-    if (dropped) bar.append(svg("rect", { x: x(at), y: bottom - kept - dropped, width, height: dropped, class: "x-dropped" }));
-    plot.append(bar);
-  });
-  plot.append(svg("line", { x1: PAD.left, x2: WIDTH - PAD.right, y1: bottom, y2: bottom, class: "x-axis" }));
-  for (let tick = 0; tick <= 4; tick += 1) {
-    const at = (tick / 4) * bins.length;
-    plot.append(svg("text", { x: x(at), y: bottom + 22, class: "x-tick", "text-anchor": tick === 0 ? "start" : tick === 4 ? "end" : "middle" }, short(valueAt(at))));
+  const under = svg("g", {});
+  plot.append(under);
+  function drawAxis() {
+    const values = [found.low, found.high, ...score.limits.map((limit) => limit.value), ...Object.values(limits)].filter((value) => value !== null);
+    Object.assign(ends, { low: Math.min(...values), high: Math.max(...values) });
+    const bars = bins.map((bin, at) => {
+      const width = Math.max(x(at + 1) - x(at) - 1, 0.5);
+      const kept = height(bin.kept + bin.dropped) * (bin.kept / Math.max(bin.kept + bin.dropped, 1));
+      const dropped = height(bin.kept + bin.dropped) - kept;
+      return svg("g", { class: "x-bin" }, svg("title", {}, `${short(bin.low)} to ${short(bin.high)}: ${count(bin.kept)} kept, ${count(bin.dropped)} dropped`),
+        kept ? svg("rect", { x: x(at), y: bottom - kept, width, height: kept, class: "x-kept" }) : "",
+        dropped ? svg("rect", { x: x(at), y: bottom - kept - dropped, width, height: dropped, class: "x-dropped" }) : "");
+    });
+    const [isLow, isHigh] = [ends.low < found.low, ends.high > found.high];
+    const beyond = [isLow ? [-1, 0] : null, isHigh ? [bins.length, bins.length + 1] : null].filter(Boolean);
+    const ticks = [isLow ? -1 : null, ...[0, 1, 2, 3, 4].map((tick) => (tick / 4) * bins.length), isHigh ? bins.length + 1 : null].filter((place) => place !== null);
+    const anchor = (place, at) => (at === 0 ? "start" : at === ticks.length - 1 ? "end" : "middle");
+    under.replaceChildren(...bars,
+      svg("line", { x1: x(0), x2: x(bins.length), y1: bottom, y2: bottom, class: "x-axis" }),
+      ...beyond.map(([from, to]) => svg("line", { x1: x(from), x2: x(to), y1: bottom, y2: bottom, class: "x-axis x-beyond" })),
+      ...ticks.map((place, at) => svg("text", { x: x(place), y: bottom + 22, class: "x-tick", "text-anchor": anchor(place, at) }, short(valueAt(place)))),
+      svg("text", { x: PAD.left, y: 18, class: "x-tick" }, `up to ${plural(most, "row")} in a bar${isRoot ? ", heights by square root" : ""}${found.is_log ? ", widths of equal ratio" : ""}`),
+      ...score.limits.map((limit) => {
+        const at = x(placeOfValue(limit.value));
+        return svg("line", { x1: at, x2: at, y1: PAD.top, y2: bottom, class: "x-applied" }, svg("title", {}, `${limit.filter}.${limit.setting}: ${short(limit.value)}`));
+      }));
   }
-  plot.append(svg("text", { x: PAD.left, y: 18, class: "x-tick" }, `up to ${plural(most, "row")} in a bar${isRoot ? ", heights by square root" : ""}${found.is_log ? ", widths of equal ratio" : ""}`));
-  for (const limit of score.limits) {
-    const at = x(placeOfValue(limit.value));
-    plot.append(svg("line", { x1: at, x2: at, y1: PAD.top, y2: bottom, class: "x-applied" }, svg("title", {}, `${limit.filter}.${limit.setting}: ${short(limit.value)}`)));
-  }
+  drawAxis();
 
   const said = h("output", { class: "x-said", "aria-live": "polite" }, "…");
   const inputs = {};
   const lines = {};
-  const ends = { at_least: "Smallest kept", at_most: "Largest kept" };
+  const titles = { at_least: "Smallest kept", at_most: "Largest kept" };
 
   let asking = false;
   let waiting = false;
@@ -338,9 +361,11 @@ function drawHistogram(api, found, state, now) {
 
   function show(side) {
     const value = limits[side];
-    const at = x(value === null ? (side === "at_least" ? 0 : bins.length) : placeOfValue(value));
+    const at = x(placeOfValue(value ?? (side === "at_least" ? ends.low : ends.high)));
     lines[side].setAttribute("transform", `translate(${at} 0)`);
-    lines[side].setAttribute("aria-valuenow", String(value ?? (side === "at_least" ? found.low : found.high)));
+    lines[side].setAttribute("aria-valuemin", String(ends.low));
+    lines[side].setAttribute("aria-valuemax", String(ends.high));
+    lines[side].setAttribute("aria-valuenow", String(value ?? (side === "at_least" ? ends.low : ends.high)));
     lines[side].setAttribute("aria-valuetext", value === null ? "no limit" : short(value));
     lines[side].classList.toggle("x-none", value === null);
     if (document.activeElement !== inputs[side]) inputs[side].value = value === null ? "" : String(value);
@@ -348,12 +373,16 @@ function drawHistogram(api, found, state, now) {
 
   function set(side, value) {
     limits[side] = value;
-    show(side);
+    if (value !== null && (value < ends.low || value > ends.high)) {
+      drawAxis();
+      for (const other of Object.keys(limits)) show(other);
+    } else show(side);
     keep(api, { ...state, at_least: limits.at_least === limitOf("at_least") ? undefined : limits.at_least ?? undefined, at_most: limits.at_most === limitOf("at_most") ? undefined : limits.at_most ?? undefined });
     rows.href = api.link(rowsLink());
     ask();
   }
 
+  const clamp = (place) => Math.min(Math.max(place, placeOfValue(ends.low)), placeOfValue(ends.high));
   const rounded = (place) => {
     const value = valueAt(place);
     return found.high - found.low > 50 ? Math.round(value) : Number(value.toPrecision(4));
@@ -366,26 +395,26 @@ function drawHistogram(api, found, state, now) {
   }
 
   for (const side of ["at_least", "at_most"]) {
-    const handle = svg("g", { class: `x-limit x-${side}`, tabindex: "0", role: "slider", "aria-label": ends[side], "aria-orientation": "horizontal", "aria-valuemin": found.low, "aria-valuemax": found.high },
+    const handle = svg("g", { class: `x-limit x-${side}`, tabindex: "0", role: "slider", "aria-label": titles[side], "aria-orientation": "horizontal" },
       svg("line", { x1: 0, x2: 0, y1: PAD.top - 6, y2: bottom + 4 }),
       svg("rect", { x: -14, y: PAD.top - 14, width: 28, height: bottom - PAD.top + 22, class: "x-hit" }),
       svg("path", { d: `M0 ${PAD.top - 8} h${side === "at_least" ? 14 : -14} l${side === "at_least" ? -14 : 14} 12 z` }));
     lines[side] = handle;
     const placeOfPointer = (event) => {
       const box = plot.getBoundingClientRect();
-      return (((event.clientX - box.left) / box.width) * WIDTH - PAD.left) / inner * bins.length;
+      return placeAt(((event.clientX - box.left) / box.width) * WIDTH);
     };
     handle.addEventListener("pointerdown", (event) => { event.preventDefault(); handle.focus(); handle.setPointerCapture(event.pointerId); });
     handle.addEventListener("pointermove", (event) => { if (handle.hasPointerCapture(event.pointerId)) set(side, rounded(placeOfPointer(event))); });
     handle.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 }[event.key];
-      const at = placeOfValue(limits[side] ?? (side === "at_least" ? found.low : found.high));
+      const at = placeOfValue(limits[side] ?? (side === "at_least" ? ends.low : ends.high));
       if (event.key === "Home" || event.key === "End") { event.preventDefault(); set(side, event.key === "Home" ? found.low : found.high); return; }
       if (event.key === "Delete" || event.key === "Backspace") { event.preventDefault(); set(side, null); return; }
       if (step === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
       event.preventDefault();
       let value = limits[side];
-      for (let size = (step * bins.length) / 200; value === limits[side] && Math.abs(size) < bins.length; size *= 2) value = rounded(at + size);
+      for (let size = (step * bins.length) / 200; value === limits[side] && Math.abs(size) < bins.length; size *= 2) value = rounded(clamp(at + size));
       set(side, value);
     });
     plot.append(handle);
@@ -401,7 +430,7 @@ function drawHistogram(api, found, state, now) {
     h("p", { class: "x-legend muted" },
       h("span", { class: "x-key x-kept" }), `${plural(found.num_kept, "row")} kept`,
       h("span", { class: "x-key x-dropped" }), `${count(found.num_dropped)} dropped by a limit on it`),
-    h("div", { class: "x-controls" }, field(api, ends.at_least, inputs.at_least), field(api, ends.at_most, inputs.at_most), rows,
+    h("div", { class: "x-controls" }, field(api, titles.at_least, inputs.at_least), field(api, titles.at_most, inputs.at_most), rows,
       h("button", { type: "button", onclick: () => { for (const side of ["at_least", "at_most"]) set(side, limitOf(side)); } }, "As it is")),
     h("p", {}, "These limits ", said),
     score.note ? h("p", { class: "note" }, score.note) : null,

@@ -91,8 +91,8 @@ function filteredCard(api, entry, row, order, back) {
   const { h } = api;
   const value = order && row.value !== null ? h("span", { class: "x-value" }, `${order}: ${typeof row.value === "number" ? short(row.value) : row.value}`) : null;
   if (entry.index < 0) {
-    return h("li", {}, h("a", { class: "card", href: api.link({ page: "origin", partition: row.partition, sample_id: row.sample_id }) },
-      h("div", { class: "thumb" }, "not packed"), h("div", { class: "words" }, h("span", { class: "id", title: entry.id }, entry.id), value)));
+    return h("li", {}, h("a", { class: "card x-lost", href: api.link({ page: "origin", partition: row.partition, sample_id: row.sample_id }) },
+      h("div", { class: "thumb" }, "not packed"), h("div", { class: "words" }, h("span", { class: "id", title: entry.id }, entry.id), h("span", { class: "x-why" }, entry.note), value)));
   }
   const card = api.card(entry, entry.part, back);
   if (value) card.querySelector(".names").replaceWith(value); // a card has room for one of them

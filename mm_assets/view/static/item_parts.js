@@ -4,6 +4,10 @@
 
 // --- elements --------------------------------------------------------------------------------------------------------
 
+/** Whether an element holds nothing but text, or is for typing it: its own letters decide its direction then. */
+export const showsText = (tag, children) => (tag === "input" || tag === "textarea"
+  || (children.length > 0 && children.every((child) => typeof child === "string" || typeof child === "number")));
+
 export function element(name, properties = {}, ...children) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {
@@ -11,7 +15,9 @@ export function element(name, properties = {}, ...children) {
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else node.setAttribute(key, value === true ? "" : String(value));
   }
-  node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  const shown = children.flat(3).filter((child) => child !== null && child !== undefined && child !== false);
+  if (showsText(name, shown) && !node.hasAttribute("dir")) node.setAttribute("dir", "auto");
+  node.append(...shown);
   return node;
 }
 

@@ -174,7 +174,7 @@ export function drawPlot(item, context, { axis = null } = {}) {
   const xLabel = axis ?? (item.data.unit === "s" ? "seconds" : item.data.unit ?? "");
   let shown = Math.min(channels.length, MAX_ROWS);
   const root = element("div", { class: "mm-plot" });
-  const value = element("output", { class: "mm-readout" });
+  const value = element("output", { class: "mm-readout", dir: "auto" });
   const build = () => {
     const height = shown * ROW + 34;
     const canvas = canvasOf(height, (pen, width, _, colours) => rows(pen, width, colours), { role: "img", "aria-label": `${item.name}: ${channels.length} channels over ${xLabel}` });

@@ -291,7 +291,7 @@ function drawPage(item, context) {
       return mark;
     })) : "",
     ...[framesView({ name: item.name, data: {} }, item.data.pages, draw, context)].flat().filter(Boolean),
-    words.length ? element("details", {}, element("summary", {}, `Text of ${words.length} boxes`), element("ul", { class: "mm-box-list" }, words.map((box) => element("li", {}, box[5] ? element("b", {}, `${box[5]} `) : null, box[4])))) : "",
+    words.length ? element("details", {}, element("summary", {}, `Text of ${words.length} boxes`), element("ul", { class: "mm-box-list" }, words.map((box) => element("li", {}, box[5] ? element("b", {}, `${box[5]} `) : null, element("span", {}, box[4]))))) : "",
   );
   if (item.data.fields && Object.keys(item.data.fields).length) root.append(tree(item.data.fields, "fields", 0));
   return root;
