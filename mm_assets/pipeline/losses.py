@@ -30,8 +30,9 @@ from mm_assets.pipeline.chain import (
 )
 from mm_assets.pipeline.records import StageRecord
 from mm_assets.pipeline.store import DatasetStore
-from mm_assets.rows.columns import NO_COLUMN, NULL_CAST
+from mm_assets.rows.columns import NO_COLUMN, NULL_CAST, REPAIRED_JSON
 from mm_assets.rows.schema import KEPT
+from mm_assets.sources.text_members import NOT_UTF8
 from mm_assets.summaries import counted
 
 __all__ = [
@@ -123,7 +124,7 @@ _REJECTED = {  # what to do about each reason of a reject; of a user's own sourc
     "too_many_items": "divide the sample",
     "too_large": "raise samples.max_text_bytes",
     "bad_compression": "compress the member again, from its original",
-    "not_utf8": "name the encoding of the texts as samples.encoding, or convert them to UTF-8",
+    NOT_UTF8: "name the encoding of the texts as samples.encoding, or convert them to UTF-8",
     "not_a_list": "make it a list, or name the lists as samples.texts_field and samples.images_field",
     "text_not_a_string": "write the entry as a string, or as null",
     "no_sample_id": "give each row of the list a sample_id",
@@ -159,6 +160,7 @@ _ADVICE = {  # by stage and the start of reason and detail, the longest that fit
     **{f"{ROWS.name}/{reason}": advice for reason, advice in _REJECTED.items()},
     f"{ROWS.name}/{NO_COLUMN}": f"nothing if metadata_json is enough, which has it; {_DECIDE_AGAIN}",
     f"{ROWS.name}/{NULL_CAST}": f"correct the value, which metadata_json has; {_DECIDE_AGAIN}",
+    f"{ROWS.name}/{REPAIRED_JSON}": "write null for a number that is missing, and Unicode without lone surrogates",
     f"{FILTERED_ROWS.name}/": "change or remove the filter if the row should stay",
     f"{FILTERED_ROWS.name}/materialize.": "make the source of the item readable, or on_materialize_error: keep",
     f"{FILTERED_ROWS.name}/packable.": "repair the item, or give it a field in `pack` (docs/packing.md)",
