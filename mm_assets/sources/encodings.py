@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 __all__ = ["Decoded", "decode", "is_encoding", "text_in"]
 
-_BOMS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16
+_BOMS: tuple[tuple[bytes, str | None], ...] = (  # UTF-32 before UTF-16, whose little-endian mark it begins with
+    (codecs.BOM_UTF8, None),
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -139,5 +140,5 @@ def _ordered(payload: bytes, codec: str) -> Decoded:
             ((name, text),) = found.items()
             return Decoded(text, name)
     if texts:
-        raise ValueError(f"does not show its byte order: declare {names[0]} or {names[1]} instead of {codec}")
+        raise ValueError(f"does not show whether it is {names[0]} or {names[1]}")
     raise ValueError(f"is not {codec}")

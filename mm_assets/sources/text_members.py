@@ -32,6 +32,7 @@ __all__ = [
     "with_charset",
 ]
 
+NOT_UTF8 = "not_utf8"  # the reason of a text that is in no encoding that counts
 WINDOW_BYTES = 4 << 20  # payloads held at a time; their parsed values take several times as much
 WINDOW_SAMPLES = 1024
 MAX_GAP = 4 << 10  # media between two JSON members is not worth reading; requests of a window run side by side
@@ -75,7 +76,6 @@ Read = Decoded | BadTextError
 """A text member as it was read, or why it cannot be read."""
 
 
-NOT_UTF8 = "not_utf8"  # the reason of a text that is in no encoding that counts
 CHARSET = "; charset="  # in a content type, before the encoding
 
 
