@@ -93,7 +93,7 @@ def test_brackets_in_strings_are_no_depth() -> None:
 
 
 def test_what_a_message_says_is_true() -> None:
-    """Text that is not JSON, depth, and integers that Python does not read are told apart."""
+    """Text that is not JSON, depth, and integers that Python does not read have messages of their own."""
     for text, message in (
         ("{", "is not JSON: "),
         (TOO_DEEP, "has 501 "),

@@ -25,7 +25,6 @@ from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.sample import first_samples
 from mm_assets.rows.schema import DatasetSchema, UserColumn
 from mm_assets.rows.user_columns import ColumnTally
-from mm_assets.sources.text_members import NOT_UTF8
 from mm_assets.storage.read_ahead import HeldFile
 from mm_assets.summaries import counted
 
@@ -258,7 +257,7 @@ class _Sampler:
         undecoded = [
             row["member"] or row["detail"].partition(":")[0]
             for table in rejects
-            for row in table.filter(pc.equal(table["reason"], NOT_UTF8)).to_pylist()
+            for row in table.filter(pc.equal(table["reason"], "not_utf8")).to_pylist()
         ]
         num_samples = self.survey.num_samples - before
         self.shards.append(SampledShard(url=url, num_samples=num_samples, error=error, undecoded=tuple(undecoded)))

@@ -32,7 +32,6 @@ from mm_assets.pipeline.records import StageRecord
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.columns import NO_COLUMN, NULL_CAST, REPAIRED_JSON
 from mm_assets.rows.schema import KEPT
-from mm_assets.sources.text_members import NOT_UTF8
 from mm_assets.summaries import counted
 
 __all__ = [
@@ -124,7 +123,7 @@ _REJECTED = {  # what to do about each reason of a reject; of a user's own sourc
     "too_many_items": "divide the sample",
     "too_large": "raise samples.max_text_bytes",
     "bad_compression": "compress the member again, from its original",
-    NOT_UTF8: "name the encoding of the texts as samples.encoding, or convert them to UTF-8",
+    "not_utf8": "name the encoding of the texts as samples.encoding, or convert them to UTF-8",
     "not_a_list": "make it a list, or name the lists as samples.texts_field and samples.images_field",
     "text_not_a_string": "write the entry as a string, or as null",
     "no_sample_id": "give each row of the list a sample_id",

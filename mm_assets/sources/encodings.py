@@ -1,6 +1,6 @@
 """The encoding of a text: by its byte order mark, UTF-8, UTF-16 and UTF-32 by the NULs of their ASCII, or as declared.
 
-It is decided once, when a text becomes a row, and the row records it: whoever reads the text again calls `text_in` with
+It is decided once, when a text becomes a row, and the row records it: to read the text again is to call `text_in` with
 that name. Nothing else is guessed, since a few letters do not show their encoding.
 """
 

@@ -21,7 +21,6 @@ from mm_assets.sources.samples import Sample, ShardMembers
 
 __all__ = [
     "CHARSET",
-    "NOT_UTF8",
     "BadTextError",
     "ParsedObject",
     "Read",
@@ -32,7 +31,6 @@ __all__ = [
     "with_charset",
 ]
 
-NOT_UTF8 = "not_utf8"  # the reason of a text that is in no encoding that counts
 WINDOW_BYTES = 4 << 20  # payloads held at a time; their parsed values take several times as much
 WINDOW_SAMPLES = 1024
 MAX_GAP = 4 << 10  # media between two JSON members is not worth reading; requests of a window run side by side
@@ -67,7 +65,7 @@ def decode_text(payload: bytes, encoding: str = "auto") -> Decoded:
         return encodings.decode(payload, None if encoding == "auto" else encoding)
     except ValueError as error:
         detail = f"{error}: name its encoding as samples.encoding, or convert it to UTF-8"
-        raise BadTextError(NOT_UTF8, detail) from error
+        raise BadTextError("not_utf8", detail) from error
 
 
 _Window = list[tuple[Sample, list[Member]]]  # samples with their text members
@@ -97,7 +95,7 @@ def stored_text(payload: bytes | memoryview, encoding: str | None) -> str:
     try:
         return encodings.text_in(payload, encoding)
     except ValueError as error:
-        raise BadTextError(NOT_UTF8, str(error)) from error
+        raise BadTextError("not_utf8", str(error)) from error
 
 
 class TextMembers:

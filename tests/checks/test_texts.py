@@ -222,7 +222,7 @@ class Drawn(NamedTuple):
 
 
 def other_readings(drawn: Drawn) -> Iterator[str]:
-    """The texts that the same bytes are in UTF-8 and in the Unicode encodings, where nothing tells which is meant."""
+    """The texts that the same bytes are in UTF-8 and in the Unicode encodings, where nothing shows which is meant."""
     for encoding in BOMS:
         for payload in (drawn.payload, drawn.payload.removeprefix(BOMS[encoding])):
             try:

@@ -29,7 +29,7 @@ from tests.sources.tars import MemorySource, build
 from ..pipeline.chain import at_work
 
 TEXTS = {
-    "ja": "先生が公園で遊ぶ子供たちを見ている。", "zh": "一只黑猫坐在窗边，看外面", "ko": "창가에 앉아 있는 검은 고양이",
+    "ja": "先生が公園で遊ぶ子供を見ている。", "zh": "一只黑猫坐在窗边，看着外面", "ko": "창가에 검은 고양이",
     "ru": "Чёрная кошка сидит у окна", "fr": "« Voilà », dit l'élève près de l'église", "de": "Über den Dächern, naß",
     "cs": "Příliš žluťoučký kůň úpěl ďábelské ódy", "el": "Ένα παιδί παίζει στον κήπο", "tr": "Işığı söndürüp çıktı",
     "en": "A black cat sits by the window; it's “quiet” – mostly.", "nul": "with \0 in it\n", "one": "x",
