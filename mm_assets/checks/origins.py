@@ -31,6 +31,7 @@ from mm_assets.errors import SourceError
 from mm_assets.json_text import repair_json
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.rows.columns import RowStream
+from mm_assets.rows.interleaved import entries_of, is_interleaved
 from mm_assets.rows.schema import REJECTS_SCHEMA
 from mm_assets.rows.source_ref import is_allowed_reference, is_reference, parse_source_ref
 from mm_assets.rows.user_columns import UNFIT, Converter, converter
@@ -193,16 +194,14 @@ class OriginRelations:
         is_id = isinstance(given, str | int) and not isinstance(given, bool) and given != ""
         frames = None if layout.image_member_field is None else value.get(layout.image_member_field)
         texts, images = (value.get(key) for key in (layout.texts_field, layout.images_field))
-        is_interleaved = isinstance(texts, list) or isinstance(images, list)
-        refused = sum(found is not None and not isinstance(found, list) for found in (texts, images))
-        refused += sum(
-            text is not None and not isinstance(text, str) for text in (texts if isinstance(texts, list) else ())
-        )
+        refused = sum(found is not None and entries_of(found) is None for found in (texts, images))
+        refused += sum(text is not None and not isinstance(text, str) for text in entries_of(texts) or ())
+        interleaved = is_interleaved(value, layout)
         return (
-            is_interleaved,
+            interleaved,
             str(given) if is_id else None,
             plain_name(frames) if isinstance(frames, str) and frames else None,
-            refused if is_interleaved else 0,
+            refused if interleaved else 0,
             self._digest_of(
                 {c.name: _fitted(fit, value.get(c.source)) for c, fit in self._user if c.rows == "metadata"}
             ),
@@ -210,9 +209,11 @@ class OriginRelations:
 
     def _entries(self, value: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         layout = self._layout
+        if not is_interleaved(value, layout):
+            return
         for modality, key in (("text", layout.texts_field), ("image", layout.images_field)):
-            found = value.get(key)
-            if not isinstance(found, list):
+            found = entries_of(value.get(key))
+            if found is None:
                 continue
             places = [(position, entry) for position, entry in enumerate(found) if entry is not None]
             columns = [

@@ -302,14 +302,19 @@ def test_references(tmp_path: Path) -> None:
 
 
 def test_odd_lists(tmp_path: Path) -> None:
-    """Lists of unequal length, entries of other types and both at one place are handled and reported."""
+    """Lists of unequal length, a text in place of one, entries of other types and both at one place are handled."""
     files: Files = [
         ("a.json", {"texts": ["t", 5, ["x"]], "images": ["a.png"]}),
         ("a.png", b""),
-        ("b.json", {"texts": "no list", "images": [None]}),
+        ("b.json", {"texts": {"no": "list"}, "images": [None]}),
         ("c.json", {"texts": "no list", "images": "none"}),
+        ("d.json", {"texts": ["t", "u"], "images": "d.png"}),
+        ("d.png", b""),
+        ("e.json", {"texts": "the only one", "images": [None, "a.png"]}),
     ]
     out = Outcome(write_shard(tmp_path / "s.tar", files))
+    assert out.brief("d") == [(0, "text", "t"), (0, "image", "d.png", None), (1, "text", "u")]
+    assert out.brief("e") == [(0, "text", "the only one"), (1, "image", "a.png", None)]
     assert out.brief("a") == [(0, "text", "t"), (0, "image", "a.png", None)]
     assert [(r["sample_id"], r["member"], r["reason"]) for r in out.rejects] == [
         ("a", None, "text_not_a_string"),
@@ -317,7 +322,7 @@ def test_odd_lists(tmp_path: Path) -> None:
         ("b", None, "not_a_list"),
     ]
     assert "texts[1]" in out.rejects[0]["detail"]
-    assert out.stream.counts["unequal_lists"] == 1
+    assert out.stream.counts["unequal_lists"] == 3
     assert out.brief("c") == []
 
 
