@@ -50,7 +50,7 @@ def repair_json(text: str) -> RepairedJSON:
     num_nulls = num_surrogates = 0
     if "NaN" in text or "Infinity" in text:
         text, num_nulls = _replace(_NUMBER_OR_STRING, text, "null")
-    if "\\ud" in text or "\\uD" in text:
+    if "\\" in text and ("\\ud" in text or "\\uD" in text):
         text, num_surrogates = _replace(_ESCAPE, text, "\\ufffd")
     return RepairedJSON(text, num_nulls, num_surrogates)
 
@@ -93,11 +93,15 @@ def parse_json(text: str, *, max_depth: int | None = MAX_DEPTH) -> Any:
         ValueError: it is not JSON, too deep, or has an integer with more digits than Python reads; the message is a
             clause about the text.
     """
-    may_be_deep = max_depth is not None and text.count("[") + text.count("{") > max_depth
-    if max_depth is not None and may_be_deep and (depth := _depth(text)) > max_depth:
-        raise ValueError(f"has {depth:,} lists and objects within each other, allowed are {max_depth:,}")
+    if max_depth is not None and len(text) > max_depth and text.count("[") + text.count("{") > max_depth:
+        depth = _depth(text)
+        if depth > max_depth:
+            raise ValueError(f"has {depth:,} lists and objects within each other, allowed are {max_depth:,}")
     try:
-        return call_with_room(_PARSE, text)
+        try:
+            return _PARSE(text)
+        except RecursionError:
+            return _call_with_room(_PARSE, text)
     except (json.JSONDecodeError, _ConstantError) as error:
         raise ValueError(f"is not JSON: {error}") from error
     except RecursionError as error:
@@ -133,7 +137,10 @@ def call_with_room(function: Callable[[_V], _T], value: _V) -> _T:
     try:
         return function(value)
     except RecursionError:
-        pass
+        return _call_with_room(function, value)
+
+
+def _call_with_room(function: Callable[[_V], _T], value: _V) -> _T:
     with _ROOM_LOCK:
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(limit + _ROOM)

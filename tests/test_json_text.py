@@ -18,7 +18,8 @@ from .json_documents import TOO_DEEP, documents, exact_value, rejection
 DEEPEST = "[" * MAX_DEPTH + "]" * MAX_DEPTH
 
 
-@settings(max_examples=500)
+@pytest.mark.nightly_examples(10_000)
+@settings(max_examples=150)
 @given(text=documents())
 def test_repairing_changes_nothing_else(text: str) -> None:
     """Numbers, repeated keys, spaces and escapes stay as written, repairing twice is repairing once, parts likewise."""

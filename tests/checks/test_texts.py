@@ -3,11 +3,14 @@
 import codecs
 import json
 from collections.abc import Iterator, Sequence
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,9 +23,8 @@ from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.schema import REJECTS_SCHEMA, DatasetSchema, MemberRules
 from mm_assets.rows.user_columns import columns_of
-from mm_assets.sources.base import index_members
+from mm_assets.sources.base import index_members, open_container
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
-from mm_assets.sources.tar import TarSource
 from mm_assets.sources.text_members import parse_object
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.store import Store
@@ -42,10 +44,10 @@ class Made(NamedTuple):
     failed: dict[str, Any]
 
 
-def made_of(folder: Path, source: SourceFile, layout: MemberRules) -> Made:
-    """The rows of a tar or list with columns as registration decides them, judged by every check of `rows`."""
+def made_of(folder: Path, source: SourceFile, layout: MemberRules, *, is_list: bool = False) -> Made:
+    """The rows of a shard or list with columns as registration decides them, judged by every check of `rows`."""
     store = Store(str(folder / "store"))
-    containers = [] if source.url.endswith(".jsonl") else [TarSource(source)]
+    containers = [] if is_list else [open_container(source)]
     index = [batch for container in containers for batch in index_members(container)]
     rows_of: RowSource = MemberRows(containers) if containers else ListingRows(source)
 
@@ -153,7 +155,7 @@ def test_json_in_lists(folder: Path, texts: list[tuple[str, bool]]) -> None:
         sources[str(n)] = text if is_text else source, lines[-1], is_text
     path.write_text("".join(lines), encoding="utf-8")
     with SourceFile(str(path)) as file:
-        made = made_of(folder, file, MemberRules())
+        made = made_of(folder, file, MemberRules(), is_list=True)
     assert made.failed == {}
     kept = [
         (row["metadata_json"], sources[row["sample_id"]][0])
@@ -301,3 +303,35 @@ def test_ascii_in_utf16_without_a_mark(tmp_path: Path, encoding: str, declared: 
     head, row = made.rows
     assert (head["title"], head["content_type"]) == ("cat", f"application/json; charset={encoding}")
     assert (row["text_content"], row["content_type"]) == ("a black cat", f"text/plain; charset={encoding}")
+
+
+def test_values_of_parquet_become_json(tmp_path: Path) -> None:
+    """NaN, infinities, dates and texts with NULs of a Parquet file are JSON and text of its samples, as documented."""
+    columns = {
+        "jpg": [b"\xff\xd8\xff", b"\xff\xd8\xff"],
+        "text": ["a\0", "nul \0\0"],
+        "score": [float("nan"), 0.5],
+        "more": [{"on": date(2024, 5, 1), "x": [float("-inf"), 1.5]}, None],
+    }
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table(columns), path)
+    with SourceFile(str(path)) as file:
+        made = made_of(tmp_path, file, MemberRules())
+    assert made.failed == {}
+    assert made.rejects == []
+    heads = [row for row in made.rows if row["modality"] == "metadata"]
+    assert heads[0]["metadata_json"] == '{"score":null,"more":{"on":"2024-05-01","x":[null,1.5]}}'
+    assert [head["score"] for head in heads] == [None, 0.5]
+    assert [row["text_content"] for row in made.rows if row["modality"] == "text"] == columns["text"]
+
+
+def test_a_struct_of_a_parquet_list_becomes_json(tmp_path: Path) -> None:
+    """The `metadata_json` of a Parquet list may be a struct with values that JSON does not have."""
+    value = {"on": date(2024, 5, 1), "price": Decimal("1.50"), "x": float("nan"), "raw": b"ab"}
+    columns = {"sample_id": ["a"], "text_content": ["t"], "metadata_json": [value], "score": [float("nan")]}
+    path = tmp_path / "list.parquet"
+    pq.write_table(pa.table(columns), path)
+    with SourceFile(str(path)) as file:
+        made = made_of(tmp_path, file, MemberRules(), is_list=True)
+    assert made.failed == {}
+    assert made.rows[0]["metadata_json"] == '{"on":"2024-05-01","price":1.5,"x":null,"raw":"YWI="}'
