@@ -32,15 +32,19 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Raises the number of examples that property tests state by as much as the profile raises the default."""
+    """Raises the number of examples that property tests state by as much as the profile raises the default.
+
+    A test whose examples take long states few, and how many `make nightly` draws as its marker ``nightly_examples``.
+    """
     factor = settings().max_examples // DEFAULT_EXAMPLES
     if factor == 1:
         return
+    marked = {item.function: m.args[0] for item in items for m in item.iter_markers("nightly_examples")}
     # Of a parametrised test many items share a function. Hypothesis has no public way to change a decorated test.
     for function in {item.function for item in items if isinstance(item, pytest.Function)}:
         stated = getattr(function, "_hypothesis_internal_use_settings", None)
         if stated is not None:
-            raised = settings(stated, max_examples=factor * stated.max_examples)
+            raised = settings(stated, max_examples=marked.get(function, factor * stated.max_examples))
             function._hypothesis_internal_use_settings = raised
 
 

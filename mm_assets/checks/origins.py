@@ -28,8 +28,10 @@ from mm_assets.checks.relations import (
     values_digest,
 )
 from mm_assets.errors import SourceError
+from mm_assets.json_text import repair_json
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.rows.columns import RowStream
+from mm_assets.rows.interleaved import entries_of, is_interleaved
 from mm_assets.rows.schema import REJECTS_SCHEMA
 from mm_assets.rows.source_ref import is_allowed_reference, is_reference, parse_source_ref
 from mm_assets.rows.user_columns import UNFIT, Converter, converter
@@ -39,19 +41,16 @@ from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, plain_name
 from mm_assets.sources.samples import ShardMembers, is_metadata, metadata_member, modality_of, shard_labels
 from mm_assets.sources.text_members import (
+    CHARSET,
     BadTextError,
     Read,
     TextMembers,
-    decode_text,
     parse_object,
     stored_text,
     with_charset,
 )
 
 __all__ = ["OriginRelations"]
-
-CHARSET = "; charset="  # in the content type of a text that was read in another encoding than UTF-8
-_BYTES = "latin-1"  # holds any byte as one character
 
 _MEMBERS = schema_of(
     *("shard", "ordinal", "member", "name", "folder", "byte_offset", "byte_size", "sample_key", "role", "extension"),
@@ -94,8 +93,8 @@ class OriginRelations:
         """The members of the index that are part of a sample, with what their names mean.
 
         `text_digest` is of the text that a text member has in its shard now, null where that is not text; `is_read`
-        says whether it was read. A text that is not UTF-8 is read in the encoding that its row names. Of a sample's
-        JSON it is the digest of what `metadata_json` should be.
+        says whether it was read. It is read in the encoding that its row records. Of a sample's JSON it is the digest
+        of what `metadata_json` should be.
         """
         shards = {shard.file.url: shard for shard in self._context.shards}
         found = TableBuilder(_MEMBERS)
@@ -117,21 +116,25 @@ class OriginRelations:
             return local and (is_metadata(member) or modality_of(member.extension, extensions) == "text")
 
         limit, charsets = self._layout.max_text_bytes, self._charsets
-        with closing(TextMembers(source, members, is_text=is_text, max_bytes=limit, decode=_plain)) as texts:
+
+        def decode(member: Member, payload: bytes) -> Decoded:
+            charset = charsets.get((member.shard, member.member))
+            return Decoded(stored_text(payload, charset), charset)
+
+        with closing(TextMembers(source, members, is_text=is_text, max_bytes=limit, decode=decode)) as texts:
             for window in texts.windows(members.samples):
                 for sample, found in window:
                     metadata = metadata_member(sample.members)
                     for m in sample.members:
                         name, is_json = plain_name(m.member), m is metadata
                         read = found.get(m.ordinal)
-                        is_utf8 = isinstance(read, Decoded) and read.encoding is None
-                        charset = None if is_utf8 else charsets.get((m.shard, m.member))
+                        charset = charsets.get((m.shard, m.member))
                         content_type = with_charset(content_type_of_name(content_name(m.member)), charset)
                         yield (
                             *(m.shard, m.ordinal, m.member, name, name[: name.rfind("/") + 1]),
                             *(m.byte_offset, m.byte_size, m.sample_key, m.role, m.extension),
                             *(modality_of(m.extension, extensions), content_type, is_json),
-                            *(read is not None, _text_digest(read, content_type, is_json=is_json)),
+                            *(read is not None, _text_digest(read, is_json=is_json)),
                         )
 
     @cached_property
@@ -191,16 +194,14 @@ class OriginRelations:
         is_id = isinstance(given, str | int) and not isinstance(given, bool) and given != ""
         frames = None if layout.image_member_field is None else value.get(layout.image_member_field)
         texts, images = (value.get(key) for key in (layout.texts_field, layout.images_field))
-        is_interleaved = isinstance(texts, list) or isinstance(images, list)
-        refused = sum(found is not None and not isinstance(found, list) for found in (texts, images))
-        refused += sum(
-            text is not None and not isinstance(text, str) for text in (texts if isinstance(texts, list) else ())
-        )
+        refused = sum(found is not None and entries_of(found) is None for found in (texts, images))
+        refused += sum(text is not None and not isinstance(text, str) for text in entries_of(texts) or ())
+        interleaved = is_interleaved(value, layout)
         return (
-            is_interleaved,
+            interleaved,
             str(given) if is_id else None,
             plain_name(frames) if isinstance(frames, str) and frames else None,
-            refused if is_interleaved else 0,
+            refused if interleaved else 0,
             self._digest_of(
                 {c.name: _fitted(fit, value.get(c.source)) for c, fit in self._user if c.rows == "metadata"}
             ),
@@ -208,9 +209,11 @@ class OriginRelations:
 
     def _entries(self, value: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         layout = self._layout
+        if not is_interleaved(value, layout):
+            return
         for modality, key in (("text", layout.texts_field), ("image", layout.images_field)):
-            found = value.get(key)
-            if not isinstance(found, list):
+            found = entries_of(value.get(key))
+            if found is None:
                 continue
             places = [(position, entry) for position, entry in enumerate(found) if entry is not None]
             columns = [
@@ -310,23 +313,7 @@ def _per_item(values: object, num_places: int, num_entries: int) -> tuple[Sequen
     return values, len(values) != num_places and len(values) == num_entries
 
 
-def _plain(payload: bytes) -> Decoded:
-    """A payload as UTF-8, else as one character per byte, which its row's encoding is applied to."""
-    try:
-        return Decoded(decode_text(payload), None)
-    except BadTextError:
-        return Decoded(payload.decode(_BYTES), _BYTES)
-
-
-def _text_digest(read: Read | None, content_type: str | None, *, is_json: bool) -> bytes | None:
+def _text_digest(read: Read | None, *, is_json: bool) -> bytes | None:
     if not isinstance(read, Decoded):
         return None
-    text = read.text
-    try:
-        if read.encoding is not None:
-            text = stored_text(text.encode(_BYTES), content_type)
-        if is_json and ("NaN" in text or "Infinity" in text):
-            text = parse_object(text).text
-    except BadTextError:
-        return None
-    return digest_of(text.encode())
+    return digest_of((repair_json(read.text).text if is_json else read.text).encode())

@@ -9,7 +9,6 @@ checks rely on the index.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -435,23 +434,8 @@ def digest_of(content: Any) -> bytes:
 
 
 def values_digest(values: Sequence[object]) -> bytes | None:
-    """The digest of the values of one row; None where all are null.
-
-    Numbers that are not finite count as null: JSON has none, so that `metadata_json` has null in their place.
-    """
-    if values.count(None) == len(values):
-        return None
-    text = repr(values)
-    if "nan" in text or "inf" in text:
-        finite = [_finite(value) for value in values]
-        return None if finite.count(None) == len(finite) else digest_of(repr(tuple(finite)).encode())
-    return digest_of(text.encode())
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """The digest of the values of one row; None where all are null."""
+    return None if values.count(None) == len(values) else digest_of(repr(values).encode())
 
 
 def _digests(column: Any) -> pa.Array:

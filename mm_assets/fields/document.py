@@ -164,7 +164,7 @@ class DocumentField(Field):
         if is_file:
             try:
                 found = json_of_utf8(found)
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise self._wrong_content(f"a layout that is not JSON ({error})", "a JSON file") from error
         chosen = self._within("", layout_map, found, self.layout)
         if chosen is None:

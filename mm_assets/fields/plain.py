@@ -6,13 +6,14 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
 from mm_assets.fields.base import JSON, Encoded, Field, Out, as_bytes_view, corrupt, decode_utf8, truncated
+from mm_assets.json_text import MAX_DEPTH, call_with_room, parse_json
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe
 
@@ -177,7 +178,7 @@ class JSONField(Field):
             else:
                 data = self._dump(value)
                 kind = 2 if isinstance(value, tuple) else _kind_of(value)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             if isinstance(error, EncodeError):
                 raise
             raise self._wrong_content(f"{describe(value)} ({error})", "a JSON value, or JSON text as bytes") from error
@@ -186,7 +187,7 @@ class JSONField(Field):
     def check(self, value: JSON | RawJSON | Buffer) -> None:
         """Accept a value, or JSON text."""
         if type(self) is JSONField and isinstance(value, memoryview):
-            with suppress(ValueError, RecursionError):  # `encode` says what is wrong
+            with suppress(ValueError):  # `encode` says what is wrong
                 json_of_utf8(value)
                 return
         self.encode(value)
@@ -194,9 +195,9 @@ class JSONField(Field):
     def _dump(self, value: JSON) -> bytes:
         self._check_types(value)
         try:
-            return _DUMP.encode(value).encode("utf-8")
+            return call_with_room(_DUMP.encode, value).encode("utf-8")
         except UnicodeEncodeError:  # a lone surrogate, which JSON can hold only as an escape
-            return _DUMP_ASCII.encode(value).encode("ascii")
+            return call_with_room(_DUMP_ASCII.encode, value).encode("ascii")
 
     def _check_types(self, value: JSON) -> None:
         # json would turn the keys 1 and None into "1" and "null": what is read back must be what was written.
@@ -205,8 +206,8 @@ class JSONField(Field):
         stack: list[tuple[JSON, int]] = [(value, 0)]
         while stack:
             item, depth = stack.pop()
-            if depth > _MAX_DEPTH:
-                raise self._wrong_content(f"a value nested more than {_MAX_DEPTH} deep, or within itself", "JSON")
+            if depth >= MAX_DEPTH and isinstance(item, dict | list | tuple):
+                raise self._wrong_content(f"a value nested more than {MAX_DEPTH} deep, or within itself", "JSON")
             if isinstance(item, dict):
                 for key in item:
                     if not isinstance(key, str):
@@ -221,34 +222,23 @@ class JSONField(Field):
         """Return the value."""
         (kind,) = self._unpack_record(metadata)
         try:
-            value = json_of_utf8(data)
-        except (ValueError, RecursionError) as error:
-            raise corrupt(f"data is not JSON: {error}") from error
+            value = json_of_utf8(data, max_depth=None)  # earlier releases stored deeper ones
+        except ValueError as error:
+            raise corrupt(f"data {error}") from error
         if _kind_of(value) != kind:
             raise corrupt("JSON is of another kind than its record says", found=_kind_of(value), expected=kind)
         return value
 
 
-_MAX_DEPTH = 500  # json recurses: half of Python's own limit leaves room for the caller's frames
 _DUMP = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _DUMP_ASCII = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_BOM = "\ufeff"
-_PARSE = json.JSONDecoder(parse_constant=_refuse_constant).decode  # which `json.loads` makes again for each text
-
-
-def json_of_utf8(data: Buffer) -> JSON:
-    """The value of JSON text; NaN and infinities are not JSON.
+def json_of_utf8(data: Buffer, *, max_depth: int | None = MAX_DEPTH) -> JSON:
+    """The value of JSON text, as `parse_json` of `mm_assets.json_text` reads it.
 
     Raises:
-        ValueError: it is not JSON in UTF-8.
-        RecursionError: it is nested too deep.
+        ValueError: it is not JSON in UTF-8, or too deep.
     """
     # Decoded here, since json would guess UTF-16 and UTF-32, and take a byte order mark.
-    text = str(data, "utf-8")
-    return json.loads(text) if text.startswith(_BOM) else _PARSE(text)
+    return parse_json(str(data, "utf-8"), max_depth=max_depth)

@@ -6,7 +6,6 @@ back by rounding. The columns of times are read without the texts.
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from mm_assets.errors import MediaError
 from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, decode_utf8, stored_array, truncated
 from mm_assets.fields.facts import Fact, Spans
+from mm_assets.json_text import parse_json, repair_json
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.subtitles import TimedSegment, parse_subtitles
 from mm_assets.summaries import describe
@@ -131,9 +131,9 @@ class TimedTextField(Field):
         if head.startswith(("{", "[[", "[{")) or head == "[]":
             try:
                 text = content if isinstance(content, str) else str(content, "utf-8")
-                return json.loads(text.removeprefix("\ufeff"))
-            except (ValueError, RecursionError) as error:
-                raise self._wrong_content(f"{describe(content)} that is not JSON ({error})", _EXPECTED) from error
+                return parse_json(repair_json(text.removeprefix("\ufeff")).text)
+            except ValueError as error:
+                raise self._wrong_content(f"{describe(content)}, which {error}", _EXPECTED) from error
         try:
             return parse_subtitles(content, strip_tags=self.strip_tags)
         except MediaError as error:

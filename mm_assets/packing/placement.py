@@ -10,7 +10,6 @@ plan's rest.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ import pyarrow as pa
 
 from mm_assets.errors import EncodeError, SchemaMismatchError
 from mm_assets.fields import Encoded, Field
+from mm_assets.json_text import parse_json
 from mm_assets.packing.plan import VALUE_TAKES, PackPlan, RowName, Selector, row_name
 from mm_assets.rows.columns import content_views, views
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
@@ -288,9 +288,9 @@ class Placer:
             placement.items[self.metadata] = [Placed(row, 0)]
         if self._reads_json:
             try:
-                sample.json = json.loads(bytes(content))
-            except (ValueError, RecursionError) as error:
-                self._refuse_sample(sample, "unpackable_metadata", ("metadata", f"the JSON cannot be read: {error}"))
+                sample.json = parse_json(str(content, "utf-8"))
+            except ValueError as error:  # of a table that something else made
+                self._refuse_sample(sample, "unpackable_metadata", ("metadata", f"the JSON {error}"))
 
     def _refuse_sample(self, sample: _Sample, reason: str, unfit: tuple[str, str]) -> None:
         if sample.head is not None:

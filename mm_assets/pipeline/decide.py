@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mm_assets.errors import SourceError
 from mm_assets.packing.kinds import Kind, RowCount, SampleKind, group_name, shown_role
@@ -46,11 +47,13 @@ class SampledShard:
         url: path or URL.
         num_samples: samples that were read of it.
         error: why it could not be read, or None.
+        undecoded: members of them whose text is in no encoding that counts.
     """
 
     url: str
     num_samples: int = 0
     error: str | None = None
+    undecoded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +124,21 @@ class Decision:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know: shards that cannot be read, and samples that the layout was not made for."""
+        """What users should know: shards and texts that cannot be read, and samples that the layout does not fit."""
         unread = tuple(f"an unreadable shard decided nothing: {shard.error}" for shard in self.shards if shard.error)
         kinds = [kind for kind in self.kinds if not kind.fits]
         odd = tuple(map(self._said, kinds[:MAX_SAID]))
         more = (f"and {len(kinds) - MAX_SAID:,} more kinds of sample",) if len(kinds) > MAX_SAID else ()
-        return unread + odd + more
+        return unread + self._undecoded + odd + more
+
+    @property
+    def _undecoded(self) -> tuple[str, ...]:
+        """The texts that are rejected unless the declaration changes, in a sentence; nothing without any."""
+        members = [(shard.url, member) for shard in self.shards for member in shard.undecoded]
+        if not members:
+            return ()
+        (url, first), texts = members[0], counted(len(members), "sampled text")
+        return (f"{texts} cannot be decoded, the first is {first} of {url}: name their encoding as samples.encoding",)
 
     def _said(self, kind: SampleKind) -> str:
         num_samples, total = f"{kind.num_samples:,}", counted(self.num_samples, "sampled sample")
@@ -234,16 +246,23 @@ class _Sampler:
         """Counts the first samples of a shard, of which `num_shards` share the sample."""
         before = self.survey.num_samples
         error: str | None = None
+        rejects: list[pa.Table] = []
         try:
             with HeldFile(url, self.spec.storage_options) as file:
                 (rows_of,) = row_sources([file], self.spec.source, where=self.spec.where)
-                self._count(rows_of, url, num_shards)
+                self._count(rows_of, url, num_shards, rejects)
         except SourceError as problem:
             self.problems.append(problem)
             error = str(problem)
-        self.shards.append(SampledShard(url=url, num_samples=self.survey.num_samples - before, error=error))
+        undecoded = [
+            row["member"] or row["detail"].partition(":")[0]
+            for table in rejects
+            for row in table.filter(pc.equal(table["reason"], "not_utf8")).to_pylist()
+        ]
+        num_samples = self.survey.num_samples - before
+        self.shards.append(SampledShard(url=url, num_samples=num_samples, error=error, undecoded=tuple(undecoded)))
 
-    def _count(self, rows_of: MemberRows | TableSource, url: str, num_shards: int) -> None:
+    def _count(self, rows_of: MemberRows | TableSource, url: str, num_shards: int, rejects: list[pa.Table]) -> None:
         batches = first_samples(
             rows_of,
             layout=self.spec.samples,
@@ -252,6 +271,7 @@ class _Sampler:
             max_reads=MAX_READS // num_shards,
             grouped=self.spec.partition_pattern is not None,
             on_damaged_shard=self.spec.on_damaged_shard,
+            rejects=rejects,
         )
         num_rows = 0
 

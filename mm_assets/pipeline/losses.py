@@ -32,7 +32,7 @@ from mm_assets.pipeline.chain import (
 )
 from mm_assets.pipeline.records import StageRecord
 from mm_assets.pipeline.store import DatasetStore
-from mm_assets.rows.columns import NO_COLUMN, NULL_CAST
+from mm_assets.rows.columns import NO_COLUMN, NULL_CAST, REPAIRED_JSON
 from mm_assets.rows.schema import ALL_FILTERED, EMPTY_SAMPLE, KEPT, PIPELINE_FILTERS
 from mm_assets.rows.sql import parquet_relation
 from mm_assets.summaries import counted
@@ -168,6 +168,7 @@ _ADVICE = {  # by stage and the start of reason and detail, the longest that fit
     **{f"{ROWS.name}/{reason}": advice for reason, advice in _REJECTED.items()},
     f"{ROWS.name}/{NO_COLUMN}": f"nothing if metadata_json is enough, which has it; {_DECIDE_AGAIN}",
     f"{ROWS.name}/{NULL_CAST}": f"correct the value, which metadata_json has; {_DECIDE_AGAIN}",
+    f"{ROWS.name}/{REPAIRED_JSON}": "write null for a number that is missing, and Unicode without lone surrogates",
     f"{FILTERED_ROWS.name}/": "change or remove the filter if the row should stay",
     f"{FILTERED_ROWS.name}/materialize.": "make the source of the item readable, or on_materialize_error: keep",
     f"{FILTERED_ROWS.name}/packable.": "repair the item, or give it a field in `pack` (docs/packing.md)",

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from mm_assets.rows.schema import KEPT, MULTIMODAL_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.user_columns import UNFIT, Converter, converter
-from mm_assets.summaries import summarize
+from mm_assets.sources.text_members import ParsedObject
+from mm_assets.summaries import counted, summarize
 
 __all__ = ["Kept", "MemberIndex", "Origin", "Rejects", "RowBuilder", "RowStream", "content_views", "views"]
 
@@ -31,7 +32,7 @@ MAX_KEPT = 100  # of them, and of columns, that are named: a stage's record list
 MAX_NAMED = 5  # of them in a note
 FLUSH_REJECTS = 8 << 10
 
-NO_COLUMN, NULL_CAST = f"{KEPT}.no_column", f"{KEPT}.null_cast"
+NO_COLUMN, NULL_CAST, REPAIRED_JSON = f"{KEPT}.no_column", f"{KEPT}.null_cast", f"{KEPT}.repaired_json"
 
 
 class Origin(NamedTuple):
@@ -75,7 +76,7 @@ class RowBuilder:
     Attributes:
         user: the user columns that JSON fills, with their converters.
         notes: what a person should know about how the rows were made.
-        kept: keys without a column and values that do not fit theirs, complete once all rows are made.
+        kept: keys without a column, values that do not fit theirs and repaired JSON, complete once all rows are made.
         origin: where the sample comes from whose rows are being made.
     """
 
@@ -167,8 +168,20 @@ class RowBuilder:
                 self._examples[NO_COLUMN, key] = self.origin, "is not a column"
             self._unknown[key] += 1
 
+    def note_repairs(self, parsed: ParsedObject) -> None:
+        """Counts what was replaced in the JSON of a sample."""
+        nulls, surrogates = parsed.num_nulls, parsed.num_surrogates
+        if not nulls and not surrogates:
+            return
+        self.counts["nonstandard_numbers"] += nulls
+        self.counts["repaired_texts"] += surrogates > 0
+        self.counts[REPAIRED_JSON] += 1
+        parts = [f"null for {counted(nulls, 'number')} that JSON does not have"] if nulls else []
+        parts += [f"U+FFFD for {counted(surrogates, 'lone surrogate')}"] if surrogates else []
+        self._examples.setdefault((REPAIRED_JSON, ""), (self.origin, f"the JSON has {' and '.join(parts)}"))
+
     def note_columns(self) -> None:
-        """Lists what is in no column, once all rows are made, and notes columns that no value fits."""
+        """Lists what is in no column or was repaired, once all rows are made, and notes columns that no value fits."""
         misfits = sorted(self._num_unfit.keys() - self._fitted)
         if misfits:
             self.counts["misfit_columns"] += len(misfits)
@@ -181,6 +194,9 @@ class RowBuilder:
             rest = self.counts[reason] - sum(count for _, count in _most_first(found)[:MAX_KEPT])
             if rest:
                 self.kept.append(Kept(reason=reason, count=rest, detail=f"further {noun}s", origin=Origin("")))
+        if self.counts[REPAIRED_JSON]:
+            origin, detail = self._examples[REPAIRED_JSON, ""]
+            self.kept.append(Kept(reason=REPAIRED_JSON, count=self.counts[REPAIRED_JSON], detail=detail, origin=origin))
 
     @property
     def full(self) -> bool:
@@ -290,13 +306,13 @@ class RowStream:
         self.counts["rejects"] = self._rejects.count
         self._done = True
 
-    def rejects(self) -> pa.Table:
+    def rejects(self, *, so_far: bool = False) -> pa.Table:
         """Whatever was not turned into a row, of `REJECTS_SCHEMA`.
 
         Raises:
-            RuntimeError: the stream has not been read to its end.
+            RuntimeError: the stream has not been read to its end, and `so_far` does not allow that.
         """
-        if not self._done:
+        if not self._done and not so_far:
             raise RuntimeError("the rows have not been read to their end yet")
         return self._rejects.table()
 

@@ -13,7 +13,7 @@ import codecs
 import json
 import posixpath
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, BinaryIO, ClassVar
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.errors import MissingColumnError, ShardError, SourceError, first_line
+from mm_assets.json_text import compact_member
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.rows.columns import MemberIndex, Origin, RowBuilder, RowStream
 from mm_assets.rows.schema import (
@@ -33,11 +34,19 @@ from mm_assets.rows.schema import (
 from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, is_reference, parse_source_ref, source_ref_of
 from mm_assets.sources.base import Source
 from mm_assets.sources.compressed import content_name
+from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import Member, split_member_name
-from mm_assets.sources.parquet import PARQUET_ERRORS, PARQUET_MAGIC, ParquetSource, as_json_types, cell_columns
+from mm_assets.sources.parquet import (
+    PARQUET_ERRORS,
+    PARQUET_MAGIC,
+    ParquetSource,
+    as_json_types,
+    cell_columns,
+    dump_values,
+)
 from mm_assets.sources.samples import MODALITY_OF_EXTENSION, modality_of
-from mm_assets.sources.text_members import BadTextError, decode_text, parse_object, stored_text
+from mm_assets.sources.text_members import BadTextError, ParsedObject, decode_text, parse_object, stored_text
 from mm_assets.storage.files import SourceFile
 from mm_assets.summaries import counted
 
@@ -48,16 +57,19 @@ _MEDIA_COLUMNS = frozenset({"bytes", "binary_content"}).union(
     *((extension, modality) for extension, modality in MODALITY_OF_EXTENSION.items() if modality != "text")
 )
 """Columns of plain bytes that are media: one of any other name may be a digest."""
+_JSON = "metadata_json"  # the column of a sample's JSON
 BATCH_ROWS = 1024
 MAX_POSITION = 2**31 - 1  # positions are int32
 
 Line = Mapping[str, Any] | BadTextError
 
 
-def _lines(source: SourceFile, layout: MemberRules, encodings: Counter[str]) -> Iterator[Line]:
+def _lines(
+    source: SourceFile, layout: MemberRules, encodings: Counter[str], note_repairs: Callable[[ParsedObject], None]
+) -> Iterator[Line]:
     """Each row of the list as keys and values, or why it cannot be parsed; `ShardError` if it is something else.
 
-    `encodings` counts the lines that are not UTF-8.
+    `encodings` counts the lines that are not UTF-8, `note_repairs` takes each line in JSON.
     """
     head = source.read(0, min(HEAD_BYTES, source.size))
     if head.startswith(PARQUET_MAGIC):
@@ -72,8 +84,15 @@ def _lines(source: SourceFile, layout: MemberRules, encodings: Counter[str]) -> 
         for line in _split(stream, "\n".encode(wide or "utf-8"), limit):
             if line is None:
                 yield BadTextError("too_large", f"the line holds more than {limit} bytes")
-            elif line.strip() and (row := _json_line(line, wide, layout.encoding, encodings)) is not None:
-                yield row
+            elif line.strip():
+                try:
+                    text, encoding = _decoded_line(line, wide, layout.encoding)
+                    if encoding is not None and not text.strip(" \t\r\n\v\f"):
+                        continue  # blanks in UTF-16 or UTF-32
+                    encodings.update(filter(None, [encoding]))
+                    yield _row_of(text, note_repairs)
+                except BadTextError as error:
+                    yield error
 
 
 def _values(source: SourceFile) -> Iterator[Mapping[str, Any]]:
@@ -132,25 +151,19 @@ def _split(stream: BinaryIO, newline: bytes, limit: int) -> Iterator[bytes | Non
         yield None if skipping else bytes(held)
 
 
-def _json_line(line: bytes, wide: str | None, declared: str, encodings: Counter[str]) -> Line | None:
-    """The row of a line; None for blanks in UTF-16 and UTF-32."""
-    try:
-        if wide is None:
-            try:
-                return parse_object(decode_text(line)).value
-            except BadTextError as error:
-                if error.reason != "not_utf8":
-                    raise
-                if declared == "auto":
-                    remedy = "name its encoding as samples.encoding, or convert the list to UTF-8"
-                    raise BadTextError(error.reason, f"{error.detail}: {remedy}") from error
-        text = stored_text(line, f"; charset={wide or declared}")
-        if wide is not None and not text.strip(" \t\r\n\v\f"):
-            return None
-        encodings[wide or declared] += 1
-        return parse_object(text).value
-    except BadTextError as error:
-        return error
+def _decoded_line(line: bytes, wide: str | None, declared: str) -> Decoded:
+    """The text of a line, in the UTF-16 or UTF-32 that the list is in, else in UTF-8 or as declared."""
+    if wide is not None:
+        return Decoded(stored_text(line, wide), wide)
+    return decode_text(line, "utf-8" if declared == "auto" else declared)
+
+
+def _row_of(text: str, note_repairs: Callable[[ParsedObject], None]) -> Mapping[str, Any]:
+    parsed = parse_object(text)
+    note_repairs(parsed)
+    if isinstance(parsed.value.get(_JSON), dict):  # numbers as they are written
+        return {**parsed.value, _JSON: compact_member(parsed.text, _JSON)}
+    return parsed.value
 
 
 class ListingRows:
@@ -171,7 +184,7 @@ class ListingRows:
     def objects(self, *, layout: MemberRules) -> Iterator[Mapping[str, Any]]:
         """Each row of the list without the columns that the pipeline knows; see `TableSource`."""
         known = _OWN.difference(layout.user_columns or ())
-        for line in _lines(self.file, layout, Counter()):
+        for line in _lines(self.file, layout, Counter(), lambda _: None):
             if not isinstance(line, BadTextError):
                 yield {key: value for key, value in line.items() if key not in known}
 
@@ -236,6 +249,11 @@ class _ListingBuilder(RowBuilder):
             detail = f"no row has the column {min(self.missing)!r}, which is required"
             raise MissingColumnError(self.source.url, detail)
 
+    def _note_line(self, parsed: ParsedObject) -> None:
+        sample_id = parsed.value.get("sample_id")
+        self.origin = Origin(self.source.url, sample_id if isinstance(sample_id, str) else None)
+        self.note_repairs(parsed)
+
     def _reject(
         self,
         number: int,
@@ -263,7 +281,7 @@ class _ListingBuilder(RowBuilder):
             if media:
                 yield from table.listed(media)
                 return
-        for line in _lines(self.source, self.layout, self.encodings):
+        for line in _lines(self.source, self.layout, self.encodings, self._note_line):
             yield line, ()
 
     def _checked(self) -> Iterator[tuple[int, Mapping[str, Any], _Cells]]:
@@ -337,14 +355,16 @@ class _ListingBuilder(RowBuilder):
         self.fill_all(self.user, row)
 
     def _metadata(self, row: Mapping[str, Any]) -> str | None:
-        value = row.get("metadata_json")
+        value = row.get(_JSON)
         if value is None:
             return None
         if isinstance(value, dict):
-            value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            value = dump_values(value)
         if not isinstance(value, str):
-            raise BadTextError("bad_json", f"metadata_json is {type(value).__name__}, expected JSON text")
-        return parse_object(value).text
+            raise BadTextError("bad_json", f"{_JSON} is {type(value).__name__}, expected JSON text")
+        parsed = parse_object(value)
+        self.note_repairs(parsed)
+        return parsed.text
 
     def _parts(self, row: Mapping[str, Any], cells: _Cells) -> Iterator[tuple[Mapping[str, Any], Member | None]]:
         """The items of a list row, each as a row of its own, with its cell: the text, and every cell.

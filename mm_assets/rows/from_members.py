@@ -22,8 +22,9 @@ from mm_assets.rows.interleaved import interleaved_items, is_interleaved
 from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import SourceRefWriter, build_source_ref
 from mm_assets.rows.user_columns import Converter, structural_keys
-from mm_assets.sources.base import Source
+from mm_assets.sources.base import Source, text_encoding
 from mm_assets.sources.compressed import content_name
+from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
     Sample,
@@ -39,6 +40,7 @@ from mm_assets.sources.text_members import (
     ParsedObject,
     Read,
     TextMembers,
+    decode_text,
     parse_object,
     with_charset,
 )
@@ -140,7 +142,7 @@ class _Builder(RowBuilder):
                 members,
                 is_text=self._is_text,
                 max_bytes=self.layout.max_text_bytes,
-                encoding=self.layout.encoding,
+                decode=partial(_decoded, encoding=text_encoding(source, self.layout.encoding)),
             )
         ) as texts:
             samples, set_aside = self._without_claimed(members, texts)
@@ -149,7 +151,7 @@ class _Builder(RowBuilder):
                     self._sample(shard, sample, found)
                     if self.full:
                         yield from self.take()
-            self._note_encodings(shard, texts)
+            self._note_encodings(shard)
         for sample_id, member in (*shard.unreferenced, *((None, member) for member in set_aside)):
             if member.ordinal not in shard.claimed:
                 detail = "an interleaved sample's lists do not name it"
@@ -160,19 +162,11 @@ class _Builder(RowBuilder):
             detail = f"none of {num_samples} samples has the key {missing[0]!r}, which is a required column"
             raise MissingColumnError(members.shard, detail)
 
-    def _note_encodings(self, shard: _Shard, texts: TextMembers) -> None:
-        """Notes the texts that were not read as UTF-8, and what the shard voted for."""
-        url = shard.members.shard
+    def _note_encodings(self, shard: _Shard) -> None:
+        """Notes the texts that were not read as UTF-8."""
         for encoding, count in sorted(shard.encodings.items()):
             self.counts[f"encoding.{encoding}"] += count
-            self.notes.append(f"{url}: {counted(count, 'text')} read as {encoding}")
-        choice = texts.choice
-        if choice is not None and choice.encoding is None:
-            unsure = f"{choice.votes} of {counted(choice.ballots, 'ballot')} agree on an encoding"
-            self.notes.append(f"{url}: its texts that are not UTF-8 do not show one encoding ({unsure})")
-        elif choice is not None:
-            voted = f"{choice.share:.0%} of {counted(choice.ballots, 'ballot')}"
-            self.notes.append(f"{url}: the encoding of its texts that are not UTF-8 is {choice.encoding} by {voted}")
+            self.notes.append(f"{shard.members.shard}: {counted(count, 'text')} read as {encoding}")
 
     def _is_text(self, member: Member) -> bool:
         return self._modality(member.extension) == "text" or is_metadata(member)
@@ -241,8 +235,7 @@ class _Builder(RowBuilder):
         if json_member is None or parsed is None:
             self._paired(shard, sample_id, sample, texts, None, None)
             return
-        self.counts["repaired_texts"] += parsed.num_repaired
-        self.counts["nonstandard_numbers"] += parsed.num_nonstandard
+        self.note_repairs(parsed)
         if not parsed.value.keys() <= self.known_keys:
             self.note_unknown(parsed.value.keys() - self.known_keys)
         shard.present.update(self.required & parsed.value.keys())
@@ -416,6 +409,10 @@ def _content_type(extension: str) -> str | None:
 
 def _ref(shard: _Shard, member: Member, frame: int | None = None) -> str:
     return shard.ref(member.member, member.byte_offset, member.byte_size, frame)
+
+
+def _decoded(_: Member, payload: bytes, *, encoding: str) -> Decoded:
+    return decode_text(payload, encoding)
 
 
 def _encoding(read: Read) -> str | None:

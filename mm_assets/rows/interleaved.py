@@ -15,7 +15,7 @@ from mm_assets.rows.source_ref import is_allowed_reference, is_reference
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import Sample, ShardMembers, modality_of
 
-__all__ = ["InterleavedItems", "RowItem", "interleaved_items", "is_interleaved"]
+__all__ = ["InterleavedItems", "RowItem", "entries_of", "interleaved_items", "is_interleaved"]
 
 TIFF_EXTENSIONS = ("tif", "tiff")
 MAX_SHOWN = 80  # characters of a token that a message repeats
@@ -101,13 +101,17 @@ def interleaved_items(
     return InterleavedItems(items, problems, num_texts, num_images, unequal)
 
 
+def entries_of(found: object) -> list[Any] | None:
+    """Returns the entries of one of an interleaved sample's lists; a text is its only one. None for anything else."""
+    return [found] if isinstance(found, str) and found else found if isinstance(found, list) else None
+
+
 def _list(value: Mapping[str, Any], key: str, problems: list[tuple[str, str]]) -> Sequence[Any]:
     found = value.get(key)
-    if isinstance(found, list):
-        return found
-    if found is not None:
+    entries = entries_of(found)
+    if entries is None and found is not None:
         problems.append(("not_a_list", f"{key!r} is {type(found).__name__}, expected a list"))
-    return ()
+    return entries or ()
 
 
 def _token_text(token: object, layout: MemberRules) -> str | None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from mm_assets.rows.base import RowSource
 from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.schema import DatasetSchema, MemberRules
-from mm_assets.sources.base import Source, index_members
+from mm_assets.sources.base import Source, index_members, text_encoding
 from mm_assets.sources.extract import Shelf
 from mm_assets.sources.member import Member, OnDamage
 from mm_assets.sources.samples import is_metadata, is_text
@@ -103,6 +103,7 @@ class _HeldStart:
         self, source: Source, until: Callable[[Member], bool], layout: MemberRules, on_damaged_shard: OnDamage
     ) -> None:
         self._file = source.file
+        self.text_encoding = text_encoding(source, "auto")
         self._texts = Shelf(HELD_BYTES)
         members: list[Member] = []
         lacking: set[int] = set()
@@ -157,6 +158,7 @@ def first_samples(
     max_reads: int,
     grouped: bool = False,
     on_damaged_shard: OnDamage = "fail",
+    rejects: list[pa.Table] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the first samples of a file, without user columns; no more of it is read than they need.
 
@@ -168,6 +170,7 @@ def first_samples(
         max_reads: of any other container, reads of a block of it; at least one sample is read.
         grouped: as for `RowSource.rows`.
         on_damaged_shard: as for `Source.members`.
+        rejects: takes what did not become a row meanwhile, of `REJECTS_SCHEMA`, once the rows are read.
 
     Raises:
         SourceError: while iterating: the start of the file cannot be read.
@@ -186,6 +189,8 @@ def first_samples(
         stream = (MemberRows(sources) if sources else rows_of).rows(
             lambda: iter(index), layout=layout, schema=DatasetSchema(), grouped=grouped, batch_bytes=BATCH_BYTES
         )
+        if rejects is not None:
+            held.callback(lambda: rejects.append(stream.rejects(so_far=True)))
         left, last = max_samples, ""
         for batch in stream:
             ids = batch.column("sample_id")

@@ -330,8 +330,8 @@ class MemberRules(Settings):
     )
     encoding: Annotated[Text, AfterValidator(_check_encoding)] = Field(
         default="auto",
-        description="Encoding of the texts that are not UTF-8: a name of Python's codecs, or `auto`: the one that "
-        "the texts of a shard vote for together (docs/pipeline.md). A declared UTF-16 or UTF-32 is that of all texts.",
+        description="Encoding of the texts that are not UTF-8: a name of Python's codecs. With `auto` a text is UTF-8, "
+        "UTF-16 or UTF-32, or it is rejected (docs/pipeline.md). A declared UTF-16 or UTF-32 is that of all texts.",
         examples=["cp932"],
     )
     max_text_bytes: int = Field(

@@ -6,6 +6,7 @@ type is null there and stays in `metadata_json`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mm_assets.errors import MissingColumnError
+from mm_assets.json_text import dump_json
 from mm_assets.rows.schema import QUERY_COLUMNS, RESERVED_COLUMNS, MemberRules, UserColumn
-from mm_assets.sources.text_members import dump_json
 
 __all__ = ["UNFIT", "ColumnTally", "Converter", "column_name", "columns_of", "converter", "is_rare", "structural_keys"]
 
@@ -232,10 +233,12 @@ def _double(value: object) -> object:
 
 
 def _json(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return UNFIT
     try:
         return dump_json(value)
     except (RecursionError, TypeError, ValueError):
-        return UNFIT  # parsed, but nested too deep to be written; or a Parquet value that JSON does not know
+        return UNFIT  # a value of a Parquet list that JSON does not know
 
 
 _SCALAR_CONVERTERS: dict[str, Converter] = {

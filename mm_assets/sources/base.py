@@ -21,7 +21,7 @@ from mm_assets.sources.parquet import ParquetSource
 from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 
-__all__ = ["SOURCES", "Source", "detect", "index_members", "missing_end", "open_container"]
+__all__ = ["SOURCES", "Source", "detect", "index_members", "missing_end", "open_container", "text_encoding"]
 
 BATCH_MEMBERS = 16 << 10  # rows of one index batch: a few megabytes
 
@@ -30,8 +30,9 @@ class Source(Protocol):
     """One file read as a container.
 
     A member with a `byte_offset` is read by its range of the file; every other comes from `payloads`. A source whose
-    format marks the end of a container may have an attribute `missing_end` (see the function of that name). One whose
-    format takes more than the first bytes to be known may have a class method ``confirms(file)``, which is asked too.
+    format marks the end of a container may have an attribute `missing_end`, and one whose texts are all in one encoding
+    an attribute `text_encoding` (see the functions of these names). One whose format takes more than the first bytes to
+    be known may have a class method ``confirms(file)``, which is asked too.
 
     Args:
         file: the file, which stays open and belongs to the caller.
@@ -147,6 +148,11 @@ def missing_end(source: Source) -> str | None:
     """What lacks at the end of a container whose members have been listed; None where its format has no mark there."""
     found: str | None = getattr(source, "missing_end", None)
     return found
+
+
+def text_encoding(source: Source, declared: str) -> str:
+    """The encoding that the texts of a container are read in: as declared, else what its format says, or ``auto``."""
+    return getattr(source, "text_encoding", declared) if declared == "auto" else declared
 
 
 def open_container(file: SourceFile) -> Source:

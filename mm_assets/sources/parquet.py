@@ -15,8 +15,6 @@ trusted; a row group that cannot be read is damage.
 from __future__ import annotations
 
 import base64
-import json
-import math
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.errors import ShardError, SourceError, first_line
+from mm_assets.json_text import dump_json
 from mm_assets.media.content_types import content_type_of_name, extension_of_content_type, sniff_content_type
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import Member, OnDamage, ShardDamage, named_member
@@ -128,6 +127,7 @@ class ParquetSource:
 
     SUFFIXES: ClassVar[tuple[str, ...]] = (".parquet",)
     seekable = False
+    text_encoding = "utf-8"  # of columns of text, in which NULs are characters
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file
@@ -321,7 +321,7 @@ class _Rows:
                     made.append(self._entry(f"{key}.{extension}", content, ordinal + len(made)))
             if self._has_json:
                 values = {name: _value(others, name, row) for name in self._others}
-                yield self._entry(f"{key}.json", _json({**values, **listed}), self.ordinal)
+                yield self._entry(f"{key}.json", dump_values({**values, **listed}).encode(), self.ordinal)
             self.ordinal = ordinal + len(made)
             self.number += 1
             yield from made
@@ -454,12 +454,9 @@ def _extension(path: str, head: bytes, column: str) -> str:
     return found or (column if column in MODALITY_OF_EXTENSION and column != "json" else "bin")
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
-    try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain, allow_nan=False)
-    except ValueError:  # a number that JSON does not know
-        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=_plain)
-    return text.encode()
+def dump_values(value: Mapping[str, Any]) -> str:
+    """Returns the values of a row as JSON; null for NaN and infinities, text for what JSON does not have."""
+    return dump_json(value, default=_plain)
 
 
 def _plain(value: object) -> object:
@@ -473,12 +470,3 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return str(value)
-
-
-def _finite(value: Any) -> Any:
-    """The value with null for NaN and infinities."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,35 +1,31 @@
 """The text of JSON and text members, read ahead in windows of bounded size.
 
 Members with a range are read by merged ranges; those without (compressed shards, sparse members) are copied to a
-scratch file in one pass over the shard, because the members of one sample may be far apart. A first text that is not
-UTF-8 costs a second pass over the shard's texts, which vote for their encoding together.
+scratch file in one pass over the shard, because the members of one sample may be far apart.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple
 
-from mm_assets.errors import SourceError, first_line
+from mm_assets.errors import SourceError
+from mm_assets.json_text import parse_json, repair_json
 from mm_assets.sources import encodings
 from mm_assets.sources.base import Source
 from mm_assets.sources.compressed import TooLargeError, decompress, is_compressed
-from mm_assets.sources.encodings import Choice, Decoded
+from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import Sample, ShardMembers
 
 __all__ = [
+    "CHARSET",
     "BadTextError",
     "ParsedObject",
     "Read",
     "TextMembers",
     "decode_text",
-    "dump_json",
     "parse_object",
     "stored_text",
     "with_charset",
@@ -39,8 +35,6 @@ WINDOW_BYTES = 4 << 20  # payloads held at a time; their parsed values take seve
 WINDOW_SAMPLES = 1024
 MAX_GAP = 4 << 10  # media between two JSON members is not worth reading; requests of a window run side by side
 MAX_TEXT = 1 << 30  # a text column of one batch has to stay below 2 GiB, whatever is configured
-
-_BOM = "\ufeff"
 
 
 class BadTextError(ValueError):
@@ -57,18 +51,21 @@ class BadTextError(ValueError):
         super().__init__(detail)
 
 
-def decode_text(payload: bytes | memoryview) -> str:
-    """UTF-8 as text, without a byte order mark.
+def decode_text(payload: bytes, encoding: str = "auto") -> Decoded:
+    """Returns a text and its encoding, as `mm_assets.sources.encodings.decode` finds it.
+
+    Args:
+        payload: the member's content, decompressed.
+        encoding: `samples.encoding` of the declaration.
 
     Raises:
-        BadTextError: the bytes are not UTF-8.
+        BadTextError: it is in no encoding that counts.
     """
     try:
-        text = str(payload, "utf-8")
-    except UnicodeDecodeError as error:
-        detail = f"is not UTF-8 at byte {error.start} (found 0x{error.object[error.start]:02x})"
+        return encodings.decode(payload, None if encoding == "auto" else encoding)
+    except ValueError as error:
+        detail = f"{error}: name its encoding as samples.encoding, or convert it to UTF-8"
         raise BadTextError("not_utf8", detail) from error
-    return text[1:] if text.startswith(_BOM) else text
 
 
 _Window = list[tuple[Sample, list[Member]]]  # samples with their text members
@@ -77,29 +74,28 @@ Read = Decoded | BadTextError
 """A text member as it was read, or why it cannot be read."""
 
 
+CHARSET = "; charset="  # in a content type, before the encoding
+
+
 def with_charset(content_type: str | None, encoding: str | None) -> str | None:
     """The content type of a text that was read in an encoding other than UTF-8: ``text/plain; charset=cp932``."""
-    return content_type if encoding is None else f"{content_type or 'text/plain'}; charset={encoding}"
+    return content_type if encoding is None else f"{content_type or 'text/plain'}{CHARSET}{encoding}"
 
 
-def stored_text(payload: bytes | memoryview, content_type: str | None) -> str:
-    """The text of a member's bytes, as its row says that they were read; nothing is guessed.
+def stored_text(payload: bytes | memoryview, encoding: str | None) -> str:
+    """Returns a member's text in the encoding that its row records; nothing is detected.
 
     Args:
         payload: the member's content, decompressed.
-        content_type: of its row, with the charset unless that is UTF-8.
+        encoding: the charset of its row's content type, None for UTF-8.
 
     Raises:
         BadTextError: the bytes are not text in that encoding.
     """
-    charset = (content_type or "").partition("; charset=")[2]
-    if not charset:
-        return decode_text(payload)
     try:
-        text = str(payload, charset)
-    except (UnicodeDecodeError, LookupError) as error:
-        raise BadTextError("not_utf8", f"is not {charset}: {first_line(error)}") from error
-    return text[1:] if text.startswith(_BOM) else text
+        return encodings.text_in(payload, encoding)
+    except ValueError as error:
+        raise BadTextError("not_utf8", str(error)) from error
 
 
 class TextMembers:
@@ -110,8 +106,7 @@ class TextMembers:
         members: its grouped index.
         is_text: which members are read.
         max_bytes: larger members are refused.
-        encoding: of the texts that are not UTF-8: "auto", or a name of Python's codecs.
-        decode: reads a payload instead.
+        decode: makes the text of a member out of its content; `BadTextError` if it is none.
     """
 
     def __init__(
@@ -121,13 +116,9 @@ class TextMembers:
         *,
         is_text: Callable[[Member], bool],
         max_bytes: int,
-        encoding: str = "auto",
-        decode: Callable[[bytes], Read] | None = None,
+        decode: Callable[[Member, bytes], Decoded],
     ) -> None:
-        self._declared = None if encoding == "auto" else encoding
-        self._choice: Choice | None = None
         self._decode = decode
-        self._samples = members.samples
         self._source = source
         self._is_text = is_text
         self._max_bytes = min(max_bytes, MAX_TEXT)
@@ -158,30 +149,6 @@ class TextMembers:
             if len(self._spooled) == len(ordinals):
                 break  # the index may hold the start of the shard only
 
-    @property
-    def choice(self) -> Choice | None:
-        """What the shard voted for as the encoding of its texts; None unless a text asked for it."""
-        return self._choice
-
-    def _vote(self) -> Choice:
-        """Counts the votes of the shard's texts, the first time that one is not UTF-8."""
-        if self._choice is None:
-            ballots = encodings.Ballots()
-            for payload in self._payloads():
-                ballots.add(payload)
-                if ballots.full:
-                    break
-            self._choice = ballots.result()
-        return self._choice
-
-    def _payloads(self) -> Iterator[bytes]:
-        """The text members of all samples in order, those that can be read; one window is held."""
-        for window in self._grouped(self._samples):
-            for _, stored in self._stored(window):
-                for member, payload in stored:
-                    with suppress(BadTextError):
-                        yield self._content(member, payload)
-
     def windows(self, samples: Iterable[Sample]) -> Iterator[Iterator[tuple[Sample, dict[int, Read]]]]:
         """The samples in order, each with the text of its text members by ordinal, or why it cannot be read.
 
@@ -207,7 +174,6 @@ class TextMembers:
 
     def _read(self, samples: _Window) -> Iterator[tuple[Sample, dict[int, Read]]]:
         """The samples of a window; what they hold compressed is opened one sample at a time."""
-        decode = self._decode or self._decoded
         for sample, stored in self._stored(samples):
             found: dict[int, Read] = {}
             held = 0
@@ -218,7 +184,7 @@ class TextMembers:
                     if held > MAX_TEXT:
                         detail = f"the sample's text members hold more than {MAX_TEXT} bytes up to this one"
                         raise BadTextError("too_large", detail)
-                    found[member.ordinal] = decode(content)
+                    found[member.ordinal] = self._decode(member, content)
                 except BadTextError as error:
                     found[member.ordinal] = error
             yield sample, found
@@ -263,16 +229,6 @@ class TextMembers:
                 raise BadTextError("too_large", error.detail) from error
             raise BadTextError("bad_compression", error.detail) from error
 
-    def _decoded(self, payload: bytes) -> Read:
-        found = encodings.decode(payload, declared=self._declared, choice=self._vote)
-        if isinstance(found, str):
-            try:
-                decode_text(payload)
-            except BadTextError as error:
-                found = f"{error.detail}; {found}"
-            return BadTextError("not_utf8", f"{found}: name its encoding as samples.encoding")
-        return found
-
     def _from_spool(self, member: Member) -> bytes:
         place = self._spooled.get(member.ordinal)
         if place is None or self._spool is None:
@@ -288,103 +244,34 @@ class TextMembers:
             self._spool.close()
 
 
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_REPLACEMENT = "\ufffd"
-
-
 class ParsedObject(NamedTuple):
     """A sample's JSON.
 
     Attributes:
-        value: keys and values; lone surrogates in their strings, which UTF-8 cannot hold, replaced by U+FFFD.
-        text: the JSON as it was written, or serialized again with null for numbers that JSON does not know.
-        num_repaired: strings in which that was necessary.
-        num_nonstandard: numbers written ``NaN`` or ``Infinity``, which Python writes and JSON does not know.
+        value: keys and values.
+        text: the JSON as it was written, but for what `mm_assets.json_text.repair_json` replaces.
+        num_nulls: NaN and infinities, which became null in both.
+        num_surrogates: lone surrogates, which became U+FFFD in both.
     """
 
     value: dict[str, Any]
     text: str
-    num_repaired: int
-    num_nonstandard: int
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
-_PARSE = json.JSONDecoder(parse_constant=_refuse).decode
+    num_nulls: int
+    num_surrogates: int
 
 
 def parse_object(text: str) -> ParsedObject:
-    """Parses the text of a JSON member.
+    """Parses the text of a JSON member. Parsing the `text` of the result again gives the same.
 
     Raises:
         BadTextError: it is not JSON, too deep, or not an object.
     """
-    nonstandard: list[str] = []
-
-    def constant(name: str) -> float:
-        nonstandard.append(name)
-        return float(name.replace("Infinity", "inf"))
-
+    repaired = repair_json(text)
     try:
-        try:
-            value = _PARSE(text)
-        except ValueError:  # a number that JSON does not know, or an error that is raised again
-            value = json.loads(text, parse_constant=constant)
-        # Valid UTF-8 has a lone surrogate only as an escape.
-        escapes = "\\" in text and ("\\ud" in text or "\\uD" in text)
-        if nonstandard:
-            text = json.dumps(_finite(value), ensure_ascii=escapes, separators=(",", ":"))
-        repaired = 0
-        if escapes:
-            value, repaired = _repair(value)
-    except RecursionError as error:
-        raise BadTextError("bad_json", "is nested too deeply") from error
+        value = parse_json(repaired.text)
     except ValueError as error:
-        raise BadTextError("bad_json", f"is not JSON: {first_line(error)}") from error
+        raise BadTextError("bad_json", str(error)) from error
     if not isinstance(value, dict):
         kind = "null" if value is None else type(value).__name__
         raise BadTextError("json_not_an_object", f"is a JSON {kind}, expected an object")
-    return ParsedObject(value, text, repaired, len(nonstandard))
-
-
-def _repair(value: Any) -> tuple[Any, int]:
-    """The value with lone surrogates replaced, and the number of strings that had some."""
-    if isinstance(value, str):
-        repaired, count = _LONE_SURROGATE.subn(_REPLACEMENT, value)
-        return repaired, int(count > 0)
-    if isinstance(value, list):
-        items = [_repair(item) for item in value]
-        return [item for item, _ in items], sum(count for _, count in items)
-    if isinstance(value, dict):
-        pairs = {_repair(key)[0]: _repair(item) for key, item in value.items()}
-        return {key: item for key, (item, _) in pairs.items()}, sum(count for _, count in pairs.values())
-    return value, 0
-
-
-_compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
-
-def dump_json(value: object) -> str:
-    """A value as compact JSON, with null for numbers that are not finite: DuckDB and the packed fields refuse those.
-
-    Raises:
-        TypeError: it holds something that JSON does not know.
-        RecursionError: it is nested too deeply.
-    """
-    try:
-        return _compact(value)
-    except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
-
-
-def _finite(value: Any) -> Any:
-    """The value with null for every number that is not finite."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return value
+    return ParsedObject(value, *repaired)

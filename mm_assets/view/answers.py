@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from html import escape
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, Response
+
+from mm_assets.json_text import dump_json
 
 __all__ = ["Json", "plain_page"]
 
@@ -26,22 +27,11 @@ class Json(Response):
 
     def render(self, content: Any) -> bytes:
         """The bytes of the answer."""
-        try:
-            text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        except ValueError:
-            text = json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":"))
+        text = dump_json(content)
         try:
             return text.encode()
         except UnicodeEncodeError:
             return json.dumps(json.loads(text), separators=(",", ":")).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def plain_page(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:

@@ -208,7 +208,8 @@ class Partition:
             self.collected, self.packed_rows = collected, self.path(table).read_bytes()
 
 
-def _publish(store: Store, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+def publish_table(store: Store, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Writes a table of the partition ``p``."""
     with store.draft(f"{table}/p.parquet") as draft, ParquetSink(draft.path, schema) as sink:
         for batch in batches:
             sink.write(batch)
@@ -235,16 +236,16 @@ def build(
         plan = choose_plan(rows_of(DatasetSchema(user_columns=columns)), pack=pack, where="test", columns=columns)
         schema = DatasetSchema(user_columns=columns, pack=plan.to_json())
         made = Partition(root=root, shard=shard, schema=schema, plan=plan, store=store, mode=mode)
-        _publish(store, "raw_shards", MEMBER_INDEX_SCHEMA, members)
+        publish_table(store, "raw_shards", MEMBER_INDEX_SCHEMA, members)
         stream = rows_of(schema)
-        _publish(store, "rows", schema.row_schema(), stream)
-        _publish(store, "rejects", REJECTS_SCHEMA, stream.rejects().to_batches())
+        publish_table(store, "rows", schema.row_schema(), stream)
+        publish_table(store, "rejects", REJECTS_SCHEMA, stream.rejects().to_batches())
 
         def fetch(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
             return MaterializeStream(batches, open_file=lambda _: source, allowed=lambda url: url == source.url)
 
         rows = read_batches(pq.ParquetFile(made.path("rows")), batch_bytes=BATCH)
-        _publish(store, "materialized_rows", schema.row_schema(), fetch(rows) if mode == "read" else rows)
+        publish_table(store, "materialized_rows", schema.row_schema(), fetch(rows) if mode == "read" else rows)
         filtered = FilterStream(
             made.blocks("materialized_rows"),
             annotators=[],
@@ -253,9 +254,9 @@ def build(
             packable=packable(plan),
             fetch=fetch if mode == "write" else None,
         )
-        _publish(store, "filtered_rows", schema.filtered_schema(), filtered)
-        _publish(store, "dropped", DROPPED_SCHEMA, filtered.take_dropped())
-        _publish(store, "undecodable", UNDECODABLE_SCHEMA, [])
+        publish_table(store, "filtered_rows", schema.filtered_schema(), filtered)
+        publish_table(store, "dropped", DROPPED_SCHEMA, filtered.take_dropped())
+        publish_table(store, "undecodable", UNDECODABLE_SCHEMA, [])
     made.pack()
     return made
 

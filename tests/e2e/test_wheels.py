@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "mm_assets"
 DEMO = PACKAGE / "defs" / "demo"
 READER = ("formats", "media", "storage", "fields", "display", "dataset", "loading")
-TOP_LEVEL = ("__init__.py", "errors.py", "summaries.py", "py.typed")
+TOP_LEVEL = ("__init__.py", "errors.py", "json_text.py", "summaries.py", "py.typed")
 
 USER_PROGRAM = """
 from collections.abc import Iterator

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import mm_assets
 from mm_assets.errors import ConfigError, MmAssetsError, SourceError
 from mm_assets.pipeline import stages
+from mm_assets.pipeline.losses import losses
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
@@ -79,21 +79,26 @@ def test_reserved_names(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_does_not_know(tmp_path: Path) -> None:
-    """NaN and infinities, as Python writes them, cost no sample: null in JSON, themselves in columns of numbers."""
+    """NaN and infinities, as Python writes them, cost no sample: they are null in JSON and columns, and reported."""
     members = {
-        "0.json": '{"score": NaN, "box": {"x": -Infinity}, "n": 1}',
+        "0.json": '{"score": NaN, "box": {"x": -Infinity}, "n": 1, "tags": [1, NaN], "far": 1e400}',
         "0.txt": "a",
-        "1.json": '{"score": 0.5, "box": {"x": 2}}',
+        "1.json": '{"score": 0.5, "box": {"x": 2}, "tags": [], "far": 1.5}',
         "1.txt": "b",
     }
     dataset, results = run_chain(declare(tmp_path / "root", make_shard(tmp_path / "s.tar", members)))
     assert drops(dataset) == []
-    assert values(dataset)["0"]["metadata"] == {"score": None, "box": {"x": None}, "n": 1}
     head, _, other, _ = table(dataset, "filtered_rows")
-    assert np.isnan(head["score"])
+    stored = members["0.json"].replace("NaN", "null").replace("-Infinity", "null")
+    assert (head["metadata_json"], other["metadata_json"]) == (stored, members["1.json"])
+    assert values(dataset)["0"]["metadata"] == json.loads(stored)
+    assert (head["score"], head["tags"], head["far"]) == (None, [1, None], float("inf"))
     assert (head["box"], head["n"], other["box"]) == ('{"x":null}', 1, '{"x":2}')
-    assert other["metadata_json"] == members["1.json"]
-    assert results["s"]["rows"].record.counts["nonstandard_numbers"] == 2
+    counts = results["s"]["rows"].record.counts
+    assert (counts["nonstandard_numbers"], counts["kept.repaired_json"]) == (3, 1)
+    (fault,) = (loss for loss in losses(dataset, ["s"]) if loss.reason == "kept.repaired_json")
+    assert (fault.member, fault.kind) == ("0.json", "kept")
+    assert fault.advice.startswith("write null")
 
 
 def test_fields_of_items(tmp_path: Path) -> None:

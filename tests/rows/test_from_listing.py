@@ -202,13 +202,13 @@ def test_a_list_in_a_declared_encoding(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "l.jsonl", lines[0].encode("cp932"), lines[1].encode(), b"\x81")
     rows, rejects, stream = read(path, layout=MemberRules(encoding="cp932"), columns=())
     assert [r["text_content"] for r in rows if r["modality"] == "text"] == ["能力", "grün"]
-    assert [(r["reason"], r["detail"][:32]) for r in rejects] == [("not_utf8", "row 2 of the list: is not cp932:")]
+    assert [(r["reason"], r["detail"][:32]) for r in rejects] == [("not_utf8", "row 2 of the list: is not cp932 ")]
     assert stream.counts["encoding.cp932"] == 1
     rows, rejects, _ = read(path, columns=())
     assert [r["text_content"] for r in rows if r["modality"] == "text"] == ["grün"]
     assert [r["reason"] for r in rejects] == ["not_utf8", "not_utf8"]
     assert rejects[0]["detail"].startswith("row 0 of the list: is not UTF-8 at byte")
-    assert rejects[0]["detail"].endswith("name its encoding as samples.encoding, or convert the list to UTF-8")
+    assert rejects[0]["detail"].endswith("name its encoding as samples.encoding, or convert it to UTF-8")
 
 
 def test_allowed_prefixes(tmp_path: Path) -> None:

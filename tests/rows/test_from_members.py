@@ -302,14 +302,19 @@ def test_references(tmp_path: Path) -> None:
 
 
 def test_odd_lists(tmp_path: Path) -> None:
-    """Lists of unequal length, entries of other types and both at one place are handled and reported."""
+    """Lists of unequal length, a text in place of one, entries of other types and both at one place are handled."""
     files: Files = [
         ("a.json", {"texts": ["t", 5, ["x"]], "images": ["a.png"]}),
         ("a.png", b""),
-        ("b.json", {"texts": "no list", "images": [None]}),
+        ("b.json", {"texts": {"no": "list"}, "images": [None]}),
         ("c.json", {"texts": "no list", "images": "none"}),
+        ("d.json", {"texts": ["t", "u"], "images": "d.png"}),
+        ("d.png", b""),
+        ("e.json", {"texts": "the only one", "images": [None, "a.png"]}),
     ]
     out = Outcome(write_shard(tmp_path / "s.tar", files))
+    assert out.brief("d") == [(0, "text", "t"), (0, "image", "d.png", None), (1, "text", "u")]
+    assert out.brief("e") == [(0, "text", "the only one"), (1, "image", "a.png", None)]
     assert out.brief("a") == [(0, "text", "t"), (0, "image", "a.png", None)]
     assert [(r["sample_id"], r["member"], r["reason"]) for r in out.rejects] == [
         ("a", None, "text_not_a_string"),
@@ -317,7 +322,7 @@ def test_odd_lists(tmp_path: Path) -> None:
         ("b", None, "not_a_list"),
     ]
     assert "texts[1]" in out.rejects[0]["detail"]
-    assert out.stream.counts["unequal_lists"] == 1
+    assert out.stream.counts["unequal_lists"] == 3
     assert out.brief("c") == []
 
 
@@ -384,22 +389,25 @@ def test_bad_json_costs_only_itself(tmp_path: Path) -> None:
             assert out.brief(name) == [(0, "image", f"{name}.jpg", None)]
         assert out.reasons()["t.txt"] == "not_utf8"
         assert out.brief("t") == [(0, "image", "t.jpg", None)]
-        assert any("its texts that are not UTF-8 do not show one encoding" in note for note in out.stream.notes)
+        assert out.stream.notes == []
         assert "lonely" not in {r["sample_id"] for r in out.rows}
         assert [r["metadata_json"] for r in out.rows if r["metadata_json"]] == ['{"a": 1}']
 
 
 def test_odd_characters(tmp_path: Path) -> None:
-    """Lone surrogates are replaced and counted, private-use and control characters kept, NaN is null and counted."""
+    """Lone surrogates and NaN are replaced and reported; what is written otherwise, and private characters, stay."""
     raw = r'{"texts": ["a\ud800b", "\ud83d\ude00", "\ue000\u0000"], "k\udfff": NaN, "s": "x"}'
     out = Outcome(
         write_shard(tmp_path / "s.tar", [("x.json", raw), ("y\ud800.txt".encode("utf-8", "surrogatepass"), "")][:1])
     )
     assert [r["text_content"] for r in out.of("x")] == ["a\ufffdb", "\U0001f600", "\ue000\0"]
-    assert json.loads(out.rows[0]["metadata_json"]) == json.loads(raw.replace("NaN", "null"))
-    assert "NaN" not in out.rows[0]["metadata_json"]
+    expected = raw.replace("NaN", "null").replace(r"a\ud800", r"a\ufffd").replace(r"\udfff", r"\ufffd")
+    assert out.rows[0]["metadata_json"] == expected
     assert out.stream.counts["repaired_texts"] == 1
     assert out.stream.counts["nonstandard_numbers"] == 1
+    (kept,) = out.stream.kept
+    assert (kept.reason, kept.count, kept.origin.member) == ("kept.repaired_json", 1, "x.json")
+    assert kept.detail == "the JSON has null for 1 number that JSON does not have and U+FFFD for 2 lone surrogates"
 
 
 def test_sample_ids(tmp_path: Path) -> None:

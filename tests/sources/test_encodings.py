@@ -1,226 +1,100 @@
-"""Tests of texts that are not UTF-8: whole shards in other encodings, and what may not be guessed."""
+"""Tests of the encodings of texts: by a mark, by NULs, UTF-8, or as declared; nothing else is guessed."""
 
 from __future__ import annotations
 
 import gc
 import json
-import random
 import weakref
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mm_assets.pipeline import stages
+from mm_assets.pipeline.decide import decide_layout
+from mm_assets.pipeline.losses import losses
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.schema import MemberRules
-from mm_assets.sources.encodings import Ballots, Choice, Decoded, decode, is_encoding, plain_text, sure_guess
+from mm_assets.sources.encodings import Decoded, decode, is_encoding, text_in
 from mm_assets.sources.samples import ShardMembers
 from mm_assets.sources.tar import TarSource
-from mm_assets.sources.text_members import BadTextError, TextMembers, stored_text
+from mm_assets.sources.text_members import TextMembers, decode_text
 from tests.sources.tars import MemorySource, build
 
 from ..pipeline.chain import at_work
 
 TEXTS = {
-    "ja": "先生|犬|公園で遊ぶ子供たち|窓のそばに座っている黒い猫|東京タワーの夜景|ラーメンと餃子の定食"
-    "|図書館で本を読む学生、後ろに時計がある|海辺を歩く二人の女性。"
-    "|自転車に乗った警察官が交差点を渡っている|古い寺の庭に咲く桜の花",
-    "zh_CN": "老师|狗|一只黑猫坐在窗边|孩子们在公园里玩|城市的夜景，灯光很美|桌子上有一本打开的书和一杯茶"
-    "|两个女人在海边散步。|警察骑着自行车过马路|学生在图书馆里看书，后面有一个时钟|这是我们学校的图片",
-    "zh_TW": "老師|狗|一隻黑貓坐在窗邊|孩子們在公園裡玩|城市的夜景，燈光很美|桌子上有一本打開的書和一杯茶"
-    "|兩個女人在海邊散步。|警察騎著自行車過馬路|學生在圖書館裡看書，後面有一個時鐘|這是我們學校的圖片",
-    "ko": "선생님|개|창가에 앉아 있는 검은 고양이|공원에서 노는 아이들|도시의 아름다운 밤 풍경"
-    "|책상 위에 펼쳐진 책과 차 한 잔이 있다|바닷가를 걷는 두 여자|자전거를 탄 경찰관이 길을 건너고 있다"
-    "|도서관에서 책을 읽는 학생|오래된 절의 정원에 핀 벚꽃",
-    "ru": "учитель|собака|Чёрная кошка сидит у окна|Дети играют в парке|Ночной вид города, огни очень красивы"
-    "|На столе лежит книга|Две женщины гуляют по берегу моря."
-    "|Полицейский на велосипеде переезжает улицу|Студент читает в библиотеке|ул. Щукина",
-    "fr": "café|Une école près de l'église|Le garçon a mangé une pomme à côté de la fenêtre"
-    "|Où est la gare ? Là-bas, à gauche|Deux femmes se promènent au bord de la mer en été"
-    "|« Voilà », dit l'élève|Noël à la maison|une tasse de thé|l'été|déjà vu",
-    "de": "Müller|Zwei Mädchen spielen im Garten vor dem Haus für Gäste|Die Straße ist naß"
-    "|Ein älterer Mann hört Musik|grün und schön|Über den Dächern der Stadt"
-    "|Der Bäcker verkauft Brötchen|Tür|Größe: 5 Meter|Frühstück auf dem Balkon",
-    "es": "niño|Una mujer pequeña camina por la montaña en otoño|¿Dónde está la estación?|El café está frío"
-    "|mañana|corazón|Los niños jugarán en el jardín después|Música clásica en la televisión|¡Qué día!"
-    "|El avión llegó aquí",
-    "cs": "Příliš žluťoučký kůň úpěl ďábelské ódy|Dobrý den, přátelé|Děti si hrají v parku|Černá kočka sedí u okna"
-    "|Dvě ženy se procházejí po břehu moře|Noční pohled na město|Student čte v knihovně|Na stole je šálek čaje",
-    "pl": "Zażółć gęślą jaźń, proszę|Dzieci bawią się w parku|Czarny kot siedzi przy oknie, śpi|Widok nocny na miasto"
-    "|Dwie kobiety spacerują brzegiem morza|Na stole leży książka i filiżanka herbaty|Żółw|Mąż wrócił później",
-    "hu": "Árvíztűrő tükörfúrógép|Gyerekek játszanak a parkban, esős időben|Fekete macska ül az ablakban"
-    "|Két nő sétál a tengerparton|Az asztalon egy könyv és egy csésze tea|Kettő|Éjszakai kilátás, szép fények",
-    "el": "Το ίδιο με το άλλο, αλλά πιο μεγάλο|Καλημέρα σας|Ένα παιδί παίζει στον κήπο|Μια μαύρη γάτα στο παράθυρο",
-    "tr": "Işığı söndürüp çıktı, şimdi gidiyor|Öğrenci kitabı okuyor|Güneş doğdu, çocuklar dışarıda|Siyah kedi"
-    " pencerede oturuyor, dışarı bakıyor|İki kadın deniz kıyısında yürüyor|Masanın üstünde bir kitap ve çay var",
-    "he": "ילד משחק בגינה עם הכלב שלו|בוקר טוב חברים|ספר על השולחן|חתול שחור יושב ליד החלון",
-    "ar": "طفل يلعب في الحديقة مع كلبه|صباح الخير يا أصدقاء|كتاب على الطاولة|قطة سوداء تجلس بجانب النافذة",
-    "lv": "Bērni spēlējas parkā|Melns kaķis sēž pie loga un skatās uz ielu|Divas sievietes pastaigājas gar jūru"
-    "|Uz galda ir grāmata un tējas tase|Nakts skats uz pilsētu, ļoti skaistas gaismas|Skolēns lasa bibliotēkā",
-    "th": "เด็กกำลังเล่นในสวนสาธารณะ|แมวดำนั่งอยู่ที่หน้าต่าง|หนังสือบนโต๊ะ|ผู้หญิงสองคนเดินริมทะเล",
-    "uk": "Діти граються в парку|Чорна кішка сидить біля вікна|Нічний краєвид міста, дуже гарні вогні|Ґанок і її ключі",
-}
-SHARDS = [
-    ("cp932", "ja"), ("euc_jp", "ja"), ("gb18030", "zh_CN"), ("gb2312", "zh_CN"), ("big5", "zh_TW"), ("cp949", "ko"),
-    ("euc_kr", "ko"), ("cp1251", "ru"), ("koi8_r", "ru"), ("cp1252", "fr"), ("cp1252", "de"), ("latin-1", "es"),
-    ("cp1250", "cs"), ("iso8859-2", "cs"), ("cp1250", "pl"), ("iso8859-2", "pl"), ("cp1250", "hu"), ("iso8859-2", "hu"),
-    ("cp1253", "el"), ("cp1254", "tr"), ("cp1255", "he"), ("cp1256", "ar"), ("cp1257", "lv"), ("cp874", "th"),
-    ("cp1251", "uk"), ("koi8-u", "uk"), ("utf-16-le", "ru"),
-    ("utf-16", "ja"), ("utf-16", "fr"), ("utf-16-le", "de"), ("utf-16-be", "es"), ("utf-32", "ko"), ("utf-8-sig", "ru"),
-]  # fmt: skip
-
-
-def texts_of(language: str, num: int = 60) -> list[str]:
-    """Texts of a language, some of them a single word."""
-    rng = random.Random(language)
-    every = TEXTS[language].split("|")
-    return [rng.choice(every) + rng.choice(["", "", f" ({k})", f" {k}.jpg"]) for k in range(num)]
-
-
-def read(payloads: list[bytes], *, encoding: str = "auto", window: int | None = None) -> tuple[list[Any], TextMembers]:
-    """The texts of a shard with these text members, as `TextMembers` reads them."""
-    files = [(f"{k:04}.txt", payload) for k, payload in enumerate(payloads)]
-    source = TarSource(MemorySource(build(files)))
-    source.file.read_ranges = lambda ranges, max_gap: [memoryview(source.file.read(*r)) for r in ranges]
-    members = ShardMembers(source.file.url, source.members())
-    texts = TextMembers(source, members, is_text=lambda _: True, max_bytes=1 << 20, encoding=encoding)
-    samples = members.samples[::-1] if window == -1 else members.samples
-    found = {m.ordinal: found[m.ordinal] for w in texts.windows(samples) for s, found in w for m in s.members}
-    return [found[k] for k in range(len(files))], texts
-
-
-@pytest.mark.parametrize(("encoding", "language"), SHARDS)
-def test_a_shard_in_another_encoding(encoding: str, language: str) -> None:
-    """Every text of a whole shard, single words too, is read as it was written, and its charset reads it again."""
-    expected = texts_of(language)
-    payloads = [text.encode(encoding) for text in expected]
-    found, _ = read(payloads)
-    assert [item.text for item in found] == expected
-    for item, payload, text in zip(found, payloads, expected, strict=True):
-        charset = "" if item.encoding is None else f"; charset={item.encoding}"
-        assert stored_text(payload, f"text/plain{charset}") == text
-
-
-def test_the_index_of_a_read_shard_is_released() -> None:
-    """What the texts of a shard held of its index is freed with them, without a search for reference cycles."""
-    gc.collect()
-    gc.disable()
-    try:
-        found, texts = read([b"a", b"b"])
-        held = weakref.ref(texts)
-        texts.close()
-        del texts
-        assert held() is None
-        assert [item.text for item in found] == ["a", "b"]
-    finally:
-        gc.enable()
-
-
-@pytest.mark.parametrize(("other", "language"), [("cp932", "ja"), ("cp1252", "fr"), ("gb18030", "zh_CN")])
-def test_a_shard_of_utf8_and_another_encoding(other: str, language: str) -> None:
-    """In a mixed shard each text is read in its own encoding."""
-    expected = texts_of(language)
-    payloads = [text.encode(other if k % 3 else "utf-8") for k, text in enumerate(expected)]
-    found, _ = read(payloads)
-    assert [item.text for item in found] == expected
-    assert all(item.encoding is None for item in found[::3])
-
-
-def test_the_order_of_reading_changes_nothing() -> None:
-    """The shard votes as a whole: what is read first, and in which batch, has no effect on any text."""
-    payloads = [text.encode("cp932") for text in texts_of("ja")]
-    forward, texts = read(payloads)
-    backward, _ = read(payloads, window=-1)
-    assert forward == backward
-    choice = texts.choice
-    assert choice is not None
-    assert (choice.encoding, choice.share > 0.9) == ("cp932", True)
-
-
-def test_a_shard_in_utf8_costs_no_vote() -> None:
-    """Nothing is read twice where every text is UTF-8."""
-    _, texts = read([text.encode() for text in texts_of("ja")])
-    assert texts.choice is None
+    "ja": "先生が公園で遊ぶ子供を見ている。", "zh": "一只黑猫坐在窗边，看着外面", "ko": "창가에 검은 고양이",
+    "ru": "Чёрная кошка сидит у окна", "fr": "« Voilà », dit l'élève près de l'église", "de": "Über den Dächern, naß",
+    "cs": "Příliš žluťoučký kůň úpěl ďábelské ódy", "el": "Ένα παιδί παίζει στον κήπο", "tr": "Işığı söndürüp çıktı",
+    "en": "A black cat sits by the window; it's “quiet” – mostly.", "nul": "with \0 in it\n", "one": "x",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("encoding", "language"),
-    [("mac_roman", "es"), ("mac_roman", "fr"), ("cp850", "fr"), ("cp850", "de"), ("cp852", "cs"), ("cp866", "ru")],
-)
-def test_encodings_that_are_not_known_are_refused(encoding: str, language: str) -> None:
-    """A shard in an encoding of DOS or of old Macs is rejected, and not read as cp1252, which has nearly all bytes."""
-    texts = texts_of(language)
-    payloads = [text.encode(encoding) for text in texts if not text.isascii()]
-    found, _ = read(payloads)
-    assert all(isinstance(item, BadTextError) for item in found)
-    assert all("samples.encoding" in item.detail for item in found)
-    declared, _ = read(payloads, encoding=encoding)
-    assert [item.text for item in declared] == [text for text in texts if not text.isascii()]
+    ("language", "encoding", "declared", "charset"),
+    [
+        *((language, "utf-8", None, None) for language in TEXTS),
+        *((language, "utf-8-sig", None, None) for language in TEXTS),
+        *((language, "utf-8", "utf-8", None) for language in TEXTS),
+        *((language, encoding, None, encoding) for language in TEXTS for encoding in ("utf-16", "utf-32")),
+        *(("en", name, None, name) for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")),
+        *(("fr", name, None, name) for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")),
+        *((language, "utf-16-be", "utf-16-be", "utf-16-be") for language in TEXTS),
+        *(("one", name, name[:6], name) for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")),
+        *(("ru", name, name[:6], name) for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")),
+        *(("ja", name, name[:6], name) for name in ("utf-32-le", "utf-32-be")),
+        *(("ja", name, name, name) for name in ("cp932", "euc_jp", "iso2022_jp", "utf-7")),
+        *(("zh", name, name, name) for name in ("gb18030", "hz")),
+        *(("ru", name, name, name) for name in ("cp1251", "koi8-r", "cp866")),
+        *(("en", name, name, None) for name in ("cp1250",)),
+        *(("one", name, name, name) for name in ("cp037", "cp500")),
+        *((language, name, name, name) for language, name in (("fr", "mac_roman"), ("tr", "Windows-1254"))),
+        *((language, name, name, name) for language, name in (("cs", "cp1250"), ("el", "cp1253"), ("ko", "cp949"))),
+    ],
+)  # fmt: skip
+def test_a_text_in_its_encoding(language: str, encoding: str, declared: str | None, charset: str | None) -> None:
+    """A text is read as it was written, and what its row records reads it again."""
+    text = TEXTS[language]
+    payload = text.encode("utf-8" if encoding == "cp1250" and language == "en" else encoding)
+    assert decode(payload, declared) == (text, charset)
+    assert text_in(payload, charset) == text
 
 
-def test_two_accents_in_a_shard_are_read_where_every_latin_encoding_agrees() -> None:
-    """Two captions with é in Latin-1 among fifty are read; è, which is another letter in cp1250, is rejected."""
-    plain = [f"a dog runs on the beach {k}".encode() for k in range(48)]
-    found, texts = read([*plain, "a café".encode("latin-1"), "a résumé".encode("latin-1")])
-    assert [item.text for item in found[-2:]] == ["a café", "a résumé"]
-    assert texts.choice == Choice("cp1252", 1.0, 1, 1)
-    found, texts = read([*plain, "a crème".encode("latin-1"), "a scène".encode("latin-1")])
-    assert [type(item) for item in found[-2:]] == [BadTextError, BadTextError]
-    assert texts.choice == Choice(None, 0.0, 0, 1)
+@pytest.mark.parametrize("declared", ["auto", "cp932", "utf-16", "utf-16-le", "utf-7", "utf-8", "iso2022_jp"])
+def test_a_text_in_another_encoding_is_refused(declared: str) -> None:
+    """What is neither UTF-8 nor as declared is refused with the first byte, if there is one, and what to do."""
+    payload = b"\x81\x39\xff" if declared != "utf-7" else b"+2AA-"  # which is a lone surrogate
+    with pytest.raises(ValueError, match=r"is not .*: name its encoding as samples\.encoding, or convert it to UTF-8"):
+        decode_text(payload, declared)
 
 
-def test_a_short_text_alone_is_refused_with_what_it_may_be() -> None:
-    """Four bytes that are valid in several encodings are rejected, with their names and what to do."""
-    ((item,), _) = read(["先生".encode("cp932")])
-    assert isinstance(item, BadTextError)
-    assert item.reason == "not_utf8"
-    assert "cp932" in item.detail
-    assert "samples.encoding" in item.detail
-    ((item,), _) = read(["先生".encode("cp932")], encoding="shift_jis")
-    assert item == Decoded("先生", "shift_jis")
+def test_a_byte_order_that_does_not_show_is_not_guessed() -> None:
+    """UTF-16 that is declared without an order needs a letter that shows it; else the text is refused."""
+    with pytest.raises(ValueError, match="does not show whether it is utf-16-le or utf-16-be"):
+        decode("先生".encode("utf-16-be"), "utf-16")
+    assert decode("先生\n".encode("utf-16-be"), "utf-16") == ("先生\n", "utf-16-be")
 
 
-def test_a_long_text_of_another_encoding_keeps_its_own() -> None:
-    """In a shard of one encoding a long text that is not plausible in it is read as what it surely is."""
-    texts = texts_of("fr")
-    long = "。".join(TEXTS["ja"].split("|"))
-    found, _ = read([*(text.encode("cp1252") for text in texts), long.encode("cp932"), b"\x81\x8d\x8f"])
-    assert [item.text for item in found[:-1]] == [*texts, long]
-    assert isinstance(found[-1], BadTextError)
+def test_a_text_that_ends_with_nuls_is_utf8() -> None:
+    """Padding with NULs, and NULs within, make no UTF-16 of a text in UTF-8."""
+    for text in ("abc\0", "a label\0\0\0", "\0", "\0\0", "nul \0 inside", "a\0bc", "ab\0\0cd\0\0"):
+        assert decode(text.encode()) == (text, None)
+    assert decode(b"a\0") == ("a", "utf-16-le")  # the same bytes: said in the documentation
+    assert decode(b"a\0", "utf-8") == ("a\0", None)
 
 
-def test_a_text_that_is_surely_in_another_latin_encoding_is_not_read_in_its_shards() -> None:
-    """In a Spanish shard a Polish sentence is read as Polish, and one too short to be sure of is rejected."""
-    spanish = [text.encode("cp1252") for text in texts_of("es")]
-    short = "Zażółć gęślą jaźń, proszę; mąż wrócił później"
-    long = f"{short} do żony. Książka leży na półce, śpią źrebięta"
-    found, texts = read([*spanish, long.encode("cp1250"), short.encode("cp1250")])
-    assert texts.choice is not None
-    assert texts.choice.encoding == "cp1252"
-    assert found[-2] in (Decoded(long, "cp1250"), Decoded(long, "iso8859-2"))
-    assert isinstance(found[-1], BadTextError)
-
-
-def test_a_declared_encoding_is_that_of_texts_that_are_not_utf8() -> None:
-    """UTF-8 and byte order marks count first; a text in neither is named."""
-    nothing = Choice(None, 0.0, 0, 0)
-    cases = [
-        ("é".encode(), Decoded("é", None)), (b"\xe9", Decoded("é", "cp1252")), (b"", Decoded("", None)),
-        ("\ufeffé".encode(), Decoded("é", None)), ("é".encode("utf-16"), Decoded("é", "utf-16")),
-    ]  # fmt: skip
-    for payload, expected in cases:
-        assert decode(payload, declared="cp1252", choice=lambda: nothing) == expected
-    assert decode(b"\x81", declared="cp1252", choice=lambda: nothing) == "it is neither UTF-8 nor cp1252, as declared"
-    assert decode("HQ".encode("utf-16-le"), declared="utf-16-le", choice=lambda: nothing) == Decoded("HQ", "utf-16-le")
-    assert decode(b"HQ", declared="utf-16-le", choice=lambda: nothing) == Decoded("先", "utf-16-le")
-    assert decode(b"abc", declared="utf-16-le", choice=lambda: nothing) == "it is not utf-16-le, as declared"
+def test_only_one_mark_is_removed() -> None:
+    """A second byte order mark is text, in the row and where it is read again."""
+    for encoding in ("utf-8-sig", "utf-16", "utf-32"):
+        payload = "\ufeffx".encode(encoding)
+        text, charset = decode(payload)
+        assert text == text_in(payload, charset) == "\ufeffx"
 
 
 def test_a_name_that_is_not_an_encoding_is_refused() -> None:
@@ -232,41 +106,92 @@ def test_a_name_that_is_not_an_encoding_is_refused() -> None:
             MemberRules(encoding=name)
 
 
-@given(payload=st.binary(max_size=200), more=st.binary(max_size=60))
-def test_no_bytes_make_it_raise(payload: bytes, more: bytes) -> None:
-    """Any bytes vote and are read or refused, and what is read can be read again."""
-    ballots = Ballots()
-    for part in (payload, more, payload + more):
-        ballots.add(part)
-        plain_text(part)
-        sure_guess(part)
-    found = decode(payload, declared=None, choice=ballots.result)
-    if isinstance(found, Decoded):
-        charset = "" if found.encoding is None else f"; charset={found.encoding}"
-        assert stored_text(payload, f"text/plain{charset}") == found.text
+@settings(max_examples=500)
+@given(
+    payload=st.binary(max_size=60),
+    mark=st.sampled_from([b"", b"", b"\xff\xfe", b"\xfe\xff", b"\xff\xfe\0\0", b"\0\0\xfe\xff", b"\xef\xbb\xbf"]),
+    declared=st.sampled_from([None, "utf-8", "utf-16", "utf-32", "utf-16-be", "utf-7", "cp932", "hz", "cp037"]),
+)  # fmt: skip
+def test_any_bytes_are_read_or_refused(payload: bytes, mark: bytes, declared: str | None) -> None:
+    """Any bytes are a text, which its recorded encoding gives again and UTF-8 can hold, or refused with a clause."""
+    try:
+        text, charset = decode(mark + payload, declared)
+    except ValueError as error:
+        clause = str(error)
+    else:
+        clause = "is not refused"
+        assert text_in(mark + payload, charset) == text
+        text.encode()
+    assert clause.startswith(("is not ", "does not show "))
+
+
+def test_the_index_of_a_read_shard_is_released() -> None:
+    """What the texts of a shard held of its index is freed with them, without a search for reference cycles."""
+    source = TarSource(MemorySource(build([("0.txt", b"a"), ("1.txt", b"b")])))
+    source.file.read_ranges = lambda ranges, max_gap: [memoryview(source.file.read(*r)) for r in ranges]
+    members = ShardMembers(source.file.url, source.members())
+    gc.collect()
+    gc.disable()
+    try:
+        texts = TextMembers(
+            source, members, is_text=bool, max_bytes=100, decode=lambda _, payload: decode_text(payload)
+        )
+        found = [
+            read
+            for window in texts.windows(members.samples)
+            for _, by_ordinal in window
+            for read in by_ordinal.values()
+        ]
+        held = weakref.ref(texts)
+        texts.close()
+        del texts
+        assert held() is None
+        assert found == [Decoded("a", None), Decoded("b", None)]
+    finally:
+        gc.enable()
+
+
+def shard_of_texts(folder: Path, encoding: str) -> DatasetSpec:
+    """A shard of six captions and JSONs in two encodings, and one caption that is in neither."""
+    files: list[tuple[str, bytes]] = []
+    for k, text in enumerate(list(TEXTS.values())[:1] * 6):
+        value = json.dumps({"title": text}, ensure_ascii=False)
+        files += [(f"{k:02}.json", value.encode("utf-16" if k % 2 else "utf-8")), (f"{k:02}.txt", text.encode("cp932"))]
+    (folder / "s.tar").write_bytes(build([*files, ("06.txt", b"\x81"), ("06.jpg", b"j")]))
+    config = {"name": "d", "shards": str(folder / "s.tar"), "root": str(folder / "root"), "settle_seconds": 0}
+    return DatasetSpec.from_config({**config, "samples": {"encoding": encoding}}, where="defs.yaml")
 
 
 def test_the_pipeline_records_the_encodings(tmp_path: Path) -> None:
-    """Rows have their charset, the record counts the texts and notes the vote, and JSON in UTF-16 is read."""
-    texts = texts_of("ja", 12)
-    files: list[tuple[str, bytes]] = []
-    for k, text in enumerate(texts):
-        value = json.dumps({"title": text}, ensure_ascii=False)
-        files += [(f"{k:02}.json", value.encode("utf-16" if k % 2 else "utf-8")), (f"{k:02}.txt", text.encode("cp932"))]
-    (tmp_path / "s.tar").write_bytes(build(files))
-    config = {"name": "d", "shards": str(tmp_path / "s.tar"), "root": str(tmp_path / "root"), "settle_seconds": 0}
-    dataset = DatasetStore(DatasetSpec.from_config(config, where="defs.yaml"))
+    """Rows have their charset, the record counts the texts, and of a text in no encoding only itself is lost."""
+    dataset = DatasetStore(shard_of_texts(tmp_path, "cp932"))
     register(dataset)
-    results = [at_work(make, dataset, "s") for make in stages.TABLE_STAGES.values()]
+    results = [at_work(make, dataset, "s") for make in (stages.raw_shards, stages.rows)]
     assert all(outcome.passed for result in results for outcome in result.outcomes)
     record = results[1].record
-    assert (record.counts["encoding.cp932"], record.counts["encoding.utf-16"]) == (12, 6)
-    assert any("12 texts read as cp932" in note for note in record.notes)
-    assert any("is cp932 by 100% of" in note for note in record.notes)
+    assert (record.counts["encoding.cp932"], record.counts["encoding.utf-16"]) == (6, 3)
+    assert any("6 texts read as cp932" in note for note in record.notes)
     rows = pq.read_table(dataset.store.path_of(dataset.table("rows", "s"))).to_pylist()
-    assert [row["text_content"] for row in rows if row["modality"] == "text"] == texts
-    assert [row["title"] for row in rows if row["modality"] == "metadata"] == texts
+    assert [row["text_content"] for row in rows if row["modality"] == "text"] == [TEXTS["ja"]] * 6
+    assert [row["title"] for row in rows if row["modality"] == "metadata"] == [TEXTS["ja"]] * 6 + [None]
     assert {row["content_type"] for row in rows if row["modality"] == "text"} == {"text/plain; charset=cp932"}
     assert {row["content_type"] for row in rows if row["modality"] == "metadata"} == {
-        "application/json", "application/json; charset=utf-16"
+        "application/json", "application/json; charset=utf-16", None
     }  # fmt: skip
+    assert [row["modality"] for row in rows if row["sample_id"] == "06"] == ["metadata", "image"]
+    (loss,) = losses(dataset, ["s"])
+    assert (loss.reason, loss.member) == ("not_utf8", "06.txt")
+    assert "samples.encoding" in loss.detail
+    assert "samples.encoding" in loss.advice
+
+
+def test_registration_tells_of_texts_that_cannot_be_decoded(tmp_path: Path) -> None:
+    """Before anything runs, the decision says how many sampled texts cannot be decoded, and names the setting."""
+    url = str(tmp_path / "s.tar")
+    (note,) = (n for n in decide_layout(shard_of_texts(tmp_path, "auto"), [url]).notes if "decoded" in n)
+    assert (
+        note
+        == f"7 sampled texts cannot be decoded, the first is 00.txt of {url}: name their encoding as samples.encoding"
+    )
+    notes = decide_layout(shard_of_texts(tmp_path, "cp932"), [url]).notes
+    assert any(n.startswith("1 sampled text cannot be decoded, the first is 06.txt of ") for n in notes)
