@@ -37,7 +37,7 @@ from mm_assets.sources.base import Source
 from mm_assets.sources.compressed import content_name
 from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, plain_name
-from mm_assets.sources.samples import ShardMembers, is_metadata, metadata_member, modality_of, shard_labels
+from mm_assets.sources.samples import ShardMembers, is_metadata, metadata_member, modality_of, shard_label
 from mm_assets.sources.text_members import (
     BadTextError,
     Read,
@@ -60,7 +60,7 @@ _MEMBERS = schema_of(
 _SAMPLES = schema_of("ordinal", "is_interleaved", "json_id", "frame_name", "num_refused", "user_digest")
 _ENTRIES = schema_of(
     *("ordinal", "modality", "position", "number", "text_digest", "token", "is_reference", "url", "url_type"),
-    "user_digest",
+    *("user_digest", "is_alone"),
 )
 _LISTED = schema_of("ordinal", "row_digest")
 
@@ -86,9 +86,9 @@ class OriginRelations:
 
     def shard_labels(self) -> pa.Table:
         """What the default ids of a shard's samples start with; null where a partition is one shard."""
-        urls = [shard.file.url for shard in self._context.shards]
-        labels = shard_labels(urls) if self._context.grouped else {}
-        return table_of(((url, labels.get(url)) for url in urls), schema_of("shard", "label"))
+        urls, declared = [shard.file.url for shard in self._context.shards], self._context.declared_shards
+        labels = ((url, shard_label(url, declared) if self._context.grouped else None) for url in urls)
+        return table_of(labels, schema_of("shard", "label"))
 
     def index_members(self) -> pa.Table:
         """The members of the index that are part of a sample, with what their names mean.
@@ -165,7 +165,8 @@ class OriginRelations:
         """Every entry of the lists of texts and images that is not null, by the metadata row's `ordinal`.
 
         `number` counts those of one list. A text that is not a string has no digest. `token` is the name in an image
-        token, `url` an allowed reference.
+        token, `url` an allowed reference. A text in place of the list of images `is_alone`: it is an entry if it names a
+        member.
         """
         return self._json[1]
 
@@ -210,6 +211,8 @@ class OriginRelations:
         layout = self._layout
         for modality, key in (("text", layout.texts_field), ("image", layout.images_field)):
             found = value.get(key)
+            is_alone = modality == "image" and isinstance(found, str) and isinstance(value.get(layout.texts_field), list)
+            found = [found] if is_alone else found
             if not isinstance(found, list):
                 continue
             places = [(position, entry) for position, entry in enumerate(found) if entry is not None]
@@ -227,9 +230,9 @@ class OriginRelations:
                 user = self._digest_of(fitting) if fitting else None
                 if modality == "text":
                     text = digest_of(entry.encode()) if isinstance(entry, str) else None
-                    yield modality, position, number, text, None, False, None, None, user
+                    yield modality, position, number, text, None, False, None, None, user, False
                 else:
-                    yield modality, position, number, None, *self._token(entry), user
+                    yield modality, position, number, None, *self._token(entry), user, is_alone
 
     def _token(self, token: object) -> tuple[Any, ...]:
         if isinstance(token, dict) and self._layout.image_member_field is not None:

@@ -63,7 +63,7 @@ _TYPES = {  # of the columns that are not text
     **dict.fromkeys(("ordinal", "place", "position", "item", "page", "step"), pa.int64()),
     **dict.fromkeys(("type_id", "metadata_size", "size", "byte_offset", "byte_size"), pa.int64()),
     **dict.fromkeys(("number", "frame_index", "num_refused"), pa.int64()),
-    **dict.fromkeys(("has_ref", "is_metadata", "is_read", "is_interleaved", "is_reference"), pa.bool_()),
+    **dict.fromkeys(("has_ref", "is_metadata", "is_read", "is_interleaved", "is_reference", "is_alone"), pa.bool_()),
     **dict.fromkeys(("text_digest", "user_digest", "row_digest"), pa.binary(DIGEST)),
     **dict.fromkeys(("content_size", "source_size"), pa.int64()),
     **dict.fromkeys(("most", "share"), pa.int64()),
@@ -309,7 +309,11 @@ class TableRelations:
 
     def shard_members(self) -> pa.Table:
         """Every entry of the shards, from a new walk that continues after damage, as the index may have done."""
-        batches = [b for s in self.context.shards for b in index_members(s, on_damaged_shard="salvage")]
+        batches = [
+            batch
+            for shard in self.context.shards
+            for batch in index_members(shard, on_damaged_shard="salvage", roles=self.context.layout.roles)
+        ]
         return pa.Table.from_batches(batches, MEMBER_INDEX_SCHEMA).select(_MEMBERS)
 
     # -- columns of text and content, by the suffix of the relation

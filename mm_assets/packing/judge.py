@@ -218,7 +218,7 @@ class Judge:
         unplaced = [row for row, reason, _ in refused if reason.startswith(("not_selected", "incomplete_"))]
         self.num_unplaced += bool(unplaced)
         for row in unplaced:
-            modality, role, _ = row_name(rows.modality[row], rows.member[row])
+            modality, role, _ = row_name(rows.modality[row], rows.member[row], self._placer.plan.roles)
             self.unplaced[group_name(modality, shown_role(role))] += 1
         left = [row for row in range(placement.start, placement.stop) if row in self._numbers]
         # A metadata row names its sample; a sample without one has only rows to name.

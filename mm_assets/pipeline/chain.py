@@ -249,6 +249,7 @@ RAW_SHARDS = Stage(
         "on_missing_end": spec.on_missing_end,
         "parquet.compression": spec.parquet.compression,
         "parquet.row_group_bytes": spec.parquet.row_group_bytes,
+        **({} if spec.samples.roles is None else {"samples.roles": plain(spec.samples.roles)}),
     },
     code=_user_source,
     opens_shards=lambda _: True,
@@ -263,8 +264,10 @@ ROWS = Stage(
     upstream=(RAW_SHARDS,),
     tables=(Table(name="rows", schema=DatasetSchema.row_schema), REJECTS),
     settings=lambda spec: {
-        **{f"samples.{name}": plain(value) for name, value in spec.samples},
-        "partition_pattern": spec.partition_pattern is not None,
+        # Roles are in the index already.
+        **{f"samples.{name}": plain(value) for name, value in spec.samples if name != "roles"},
+        # In groups, ids of samples start with the path of their shard below `shards`.
+        "partition_pattern": spec.partition_pattern is not None and spec.shards,
         "max_rejected": spec.max_rejected,
     },
     decided=lambda _, schema: {"user_columns": [column.to_json() for column in schema.user_columns]},

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import ConfigError, SourceError
 from mm_assets.packing.kinds import Kind, RowCount, SampleKind, group_name, shown_role
 from mm_assets.packing.plan import NUMBERED, PackPlan
 from mm_assets.packing.presets import plan_of, survey_for
@@ -24,6 +24,7 @@ from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.sample import first_samples
 from mm_assets.rows.schema import DatasetSchema, UserColumn
 from mm_assets.rows.user_columns import ColumnTally
+from mm_assets.sources.parquet import ParquetSource
 from mm_assets.storage.read_ahead import HeldFile
 from mm_assets.summaries import counted
 
@@ -100,6 +101,7 @@ class Decision:
         kinds: the kinds of sample, the most frequent first.
         row_kinds: the kinds of row, the most frequent first.
         columns: the user columns.
+        remarks: what else a user should know.
     """
 
     schema: DatasetSchema
@@ -108,6 +110,7 @@ class Decision:
     kinds: tuple[SampleKind, ...]
     row_kinds: tuple[RowKind, ...]
     columns: tuple[ColumnEvidence, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def decided_by(self) -> str | None:
@@ -121,12 +124,12 @@ class Decision:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know: shards that cannot be read, and samples that the layout was not made for."""
+        """What a user should know: shards that cannot be read, odd samples, and settings that seem to be wrong."""
         unread = tuple(f"an unreadable shard decided nothing: {shard.error}" for shard in self.shards if shard.error)
         kinds = [kind for kind in self.kinds if not kind.fits]
         odd = tuple(map(self._said, kinds[:MAX_SAID]))
         more = (f"and {len(kinds) - MAX_SAID:,} more kinds of sample",) if len(kinds) > MAX_SAID else ()
-        return unread + odd + more
+        return unread + odd + more + self.remarks
 
     def _said(self, kind: SampleKind) -> str:
         num_samples, total = f"{kind.num_samples:,}", counted(self.num_samples, "sampled sample")
@@ -222,7 +225,7 @@ class _Sampler:
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
-        self.survey: Survey = survey_for(spec.pack, where=spec.where)
+        self.survey: Survey = survey_for(spec.pack, where=spec.where, roles=spec.samples.roles)
         self.shards: list[SampledShard] = []
         self.problems: list[SourceError] = []
         self._of_kind: dict[Kind, ColumnTally] = {}  # the JSON of samples
@@ -236,7 +239,10 @@ class _Sampler:
         error: str | None = None
         try:
             with HeldFile(url, self.spec.storage_options) as file:
-                (rows_of,) = row_sources([file], self.spec.source, where=self.spec.where)
+                (rows_of,) = row_sources([file], self.spec.source, shards=self.spec.shards, where=self.spec.where)
+                if self.spec.samples.roles is not None and any(isinstance(s, ParquetSource) for s in rows_of.sources):
+                    detail = f"is set, but the members of {url} are named after its columns: leave it out for Parquet"
+                    raise ConfigError(self.spec.where, "samples.roles", detail)
                 self._count(rows_of, url, num_shards)
         except SourceError as problem:
             self.problems.append(problem)
@@ -295,6 +301,7 @@ class _Sampler:
             kinds=tuple(replace(kind, unplaced=_unplaced(plan, kind)) for kind in kinds),
             row_kinds=tuple(_row_kind(plan, modality, role, count) for (modality, role), count in ordered),
             columns=tuple(_column_evidence(tally, column) for column in columns),
+            remarks=tuple(filter(None, (self.survey.names.note(), _without_media(kinds, plan)))),
         )
 
 
@@ -315,6 +322,23 @@ def _row_kind(plan: PackPlan, modality: str, role: str, count: RowCount) -> RowK
         num_rows=count.num_rows,
         extensions=dict(sorted(count.extensions.items())),
         packed_as=tuple(takers),
+    )
+
+
+def _without_media(kinds: Sequence[SampleKind], plan: PackPlan) -> str | None:
+    """Says how many of the samples that decided have no media though others do; None if all have, or none.
+
+    In interleaved samples text alone is ordinary.
+    """
+    fitting = [kind for kind in kinds if kind.fits]
+    media = sorted({modality for kind in fitting for modality, *_ in kind.kind} - {"text"})
+    num_bare = sum(kind.num_samples for kind in fitting if {modality for modality, *_ in kind.kind} <= {"text"})
+    if not num_bare or not media or plan.preset == "interleaved":
+        return None
+    total = sum(kind.num_samples for kind in fitting)
+    return (
+        f"{num_bare:,} of {counted(total, 'sampled sample')} have no media, though others have {', '.join(media)}: they "
+        "are packed without; to drop them, add the filter `has_modalities`"
     )
 
 

@@ -84,7 +84,9 @@ def raw_shards(work: PartitionWork) -> StageResult:
             for source in run.work.containers:
                 damage: list[ShardDamage] = []
                 num_usable = 0
-                for batch in index_members(source, on_damaged_shard=on_damaged, damage=damage):
+                for batch in index_members(
+                    source, on_damaged_shard=on_damaged, damage=damage, roles=work.spec.samples.roles
+                ):
                     num_usable += batch.column("skip_reason").null_count
                     sink.write(run.preview.observe(batch))
                 if damage and not num_usable:

@@ -71,7 +71,7 @@ def is_interleaved(value: Mapping[str, Any], layout: MemberRules) -> bool:
 def interleaved_items(
     value: Mapping[str, Any], sample: Sample, json_member: Member, shard: ShardMembers, layout: MemberRules
 ) -> InterleavedItems:
-    """The items of an interleaved sample in order.
+    """The items of an interleaved sample in order; a text in place of the images that names a member is the only one.
 
     Args:
         value: the sample's JSON.
@@ -82,7 +82,9 @@ def interleaved_items(
     """
     problems: list[tuple[str, str]] = []
     texts = _list(value, layout.texts_field, problems)
-    images = _list(value, layout.images_field, problems)
+    name = value.get(layout.images_field)
+    is_member = isinstance(name, str) and shard.find(name, json_member.member) is not None
+    images = [name] if is_member else _list(value, layout.images_field, problems)
     image_items = _image_items(images, value, sample, json_member, shard, layout)
     items: list[RowItem] = []
     num_texts = num_images = 0

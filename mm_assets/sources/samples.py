@@ -5,6 +5,7 @@ Grouping holds the member index of one shard, never a payload. Samples are in th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -23,6 +24,7 @@ __all__ = [
     "is_text",
     "metadata_member",
     "modality_of",
+    "shard_label",
     "shard_labels",
     "split_by_shard",
 ]
@@ -182,3 +184,27 @@ def shard_labels(shards: Sequence[str]) -> dict[str, str]:
     if len(set(labels)) < len(set(shards)):
         labels = list(shards)  # they differ only in their suffixes
     return dict(zip(shards, labels, strict=True))
+
+
+def shard_label(url: str, shards: str) -> str:
+    """Returns what the ids of a shard's samples start with where partitions are groups of shards.
+
+    It is the shard's path below the part of `shards` before its first pattern, without ``.tar`` or ``.parquet``. It
+    does not depend on other shards, and no two shards of a dataset share one: other endings, such as ``.tar.gz``, stay.
+
+    Args:
+        url: path or URL of the shard.
+        shards: the folder, glob, list or file that the dataset was declared with.
+    """
+    head = re.split(r"[*?\[{]", shards, maxsplit=1)[0]
+    roots = [head.rstrip("/") + "/"] if shards and head == shards else []  # of a folder; a file is below its own
+    for root in (*roots, head[: head.rfind("/") + 1]):
+        at = url.find(root) if root else -1
+        if at >= 0:
+            path = url[at + len(root) :]
+            break
+    else:
+        path = url.rsplit("/", 1)[-1]
+    if url.startswith(("http://", "https://")):
+        path = path.partition("?")[0]  # a signature is no part of an id
+    return path.removesuffix(".tar").removesuffix(".parquet")

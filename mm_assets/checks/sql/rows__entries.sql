@@ -17,7 +17,7 @@ named as (
     join samples as s using (ordinal)
     left join index_members as n on n.shard = s.shard and n.name = e.token
     left join index_members as b on b.shard = s.shard and s.folder <> '' and b.name = s.folder || e.token
-    where e.modality = 'image'
+    where e.modality = 'image' and (not e.is_alone or coalesce(n.ordinal, b.ordinal) is not null)
 ),
 
 framed as (
@@ -143,7 +143,8 @@ compared as (
         where reason in ('text_not_a_string', 'not_a_list') and member is null and stage = 'rows'
         group by shard, sample_id
     ) as r using (shard, sample_id)
-    where s.num_refused <> coalesce(r.num_rejects, 0)
+    where s.num_refused - (select count(*) from named as n where n.ordinal = s.ordinal and n.is_alone)
+        <> coalesce(r.num_rejects, 0)
 )
 
 select *
