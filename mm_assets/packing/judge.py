@@ -122,6 +122,8 @@ class Judge:
         unplaced: kinds of that content, with the number of rows.
         num_high_range: images and clips with a high dynamic range, which decode to pale pixels; only with "full".
         first_high_range: the first of them, in words; None where there is none.
+        unnamed_media: media that are packed as bytes because their names give no modality: extension and modality, with
+            the number of rows; only with "full".
     """
 
     def __init__(self, plan: PackPlan, *, policy: Policy, mode: Mode) -> None:
@@ -139,6 +141,7 @@ class Judge:
         self.num_undecodable = 0
         self.num_unplaced = 0
         self.unplaced: Counter[str] = Counter()
+        self.unnamed_media: Counter[tuple[str, str]] = Counter()
         self.num_high_range = 0
         self.first_high_range: str | None = None
 
@@ -372,6 +375,9 @@ class Judge:
             content, kind = block.rows.content(row), block.rows.content_type[row]
             readers = [made for types, made in _READERS if kind in types]
             if content is not None and readers:
+                if block.rows.modality[row] == "binary":
+                    extension = row_name("", block.rows.member[row], None)[2]
+                    self.unnamed_media[extension, (kind or "").partition("/")[0]] += 1
                 yield _Task(taker, (row,), len(content), partial(_unread, content, readers))
 
     def _culprits(self, block: _Block, task: _Task, detail: str) -> _Faults:

@@ -385,6 +385,12 @@ def _media_notes(judge: Judge, spec: DatasetSpec) -> Iterator[str]:
             f"high dynamic range (PQ or HLG): {number}, decoded without tone mapping, which looks pale; "
             f"the first is of {judge.first_high_range}"
         )
+    for (extension, modality), count in judge.unnamed_media.most_common(MAX_SAID):
+        setting = f"samples.extensions: {{{extension or '...'}: {modality}}}"
+        yield (
+            f"{counted(count, 'member')} with the extension {extension!a} hold {modality}, but are packed as bytes since "
+            f"that extension is not known: set `{setting}`, and register with --new-schema"
+        )
 
 
 def _advice(spec: DatasetSpec) -> str:
