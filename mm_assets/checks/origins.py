@@ -37,7 +37,7 @@ from mm_assets.sources.base import Source
 from mm_assets.sources.compressed import content_name
 from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, plain_name
-from mm_assets.sources.samples import ShardMembers, is_metadata, metadata_member, modality_of, shard_label
+from mm_assets.sources.samples import ShardMembers, id_prefixes, is_metadata, metadata_member, modality_of
 from mm_assets.sources.text_members import (
     BadTextError,
     Read,
@@ -86,9 +86,9 @@ class OriginRelations:
 
     def shard_labels(self) -> pa.Table:
         """What the default ids of a shard's samples start with; null where a partition is one shard."""
-        urls, declared = [shard.file.url for shard in self._context.shards], self._context.declared_shards
-        labels = ((url, shard_label(url, declared) if self._context.grouped else None) for url in urls)
-        return table_of(labels, schema_of("shard", "label"))
+        suffixes = {shard.file.url: shard.SUFFIXES for shard in self._context.shards}
+        labels = id_prefixes(suffixes, self._context.declared_shards) if self._context.grouped else {}
+        return table_of(((url, labels.get(url)) for url in suffixes), schema_of("shard", "label"))
 
     def index_members(self) -> pa.Table:
         """The members of the index that are part of a sample, with what their names mean.

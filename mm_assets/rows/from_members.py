@@ -28,10 +28,10 @@ from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
     Sample,
     ShardMembers,
+    id_prefixes,
     is_metadata,
     metadata_member,
     modality_of,
-    shard_label,
     split_by_shard,
 )
 from mm_assets.sources.text_members import (
@@ -55,7 +55,7 @@ class MemberRows:
 
     Args:
         sources: the containers.
-        shards: the `shards` of the declaration, by which the containers of a group are labeled (see `shard_label`).
+        shards: the `shards` of the declaration, by which the containers of a group are labeled (see `id_prefixes`).
     """
 
     folders: tuple[str, ...] = ()
@@ -79,8 +79,8 @@ class MemberRows:
         batch ends between samples, unless one sample fills many. A required column that is missing in every sample of
         a shard raises `MissingColumnError` while reading.
         """
-        urls = [source.file.url for source in self.sources] if grouped else []
-        labels = {url: shard_label(url, self.shards) for url in urls}
+        suffixes = {source.file.url: source.SUFFIXES for source in self.sources} if grouped else {}
+        labels = id_prefixes(suffixes, self.shards)
         builder = _Builder(self.sources, layout=layout, schema=schema, labels=labels, batch_bytes=batch_bytes)
         return RowStream(builder.batches(index), builder.rejects, builder.counts, builder.notes, builder.kept)
 
