@@ -48,7 +48,7 @@ SMALL_FLOATS: Mapping[str, tuple[int, np.dtype[Any]]] = {
     "bfloat16": (2, np.dtype("<f4")),
     **dict.fromkeys(_FLOAT8, (1, np.dtype("<f2"))),
 }
-"""Floats that NumPy lacks, by the names of ml_dtypes: bytes of an element, and the dtype that holds each of them exactly."""
+"""Floats that NumPy lacks, by ml_dtypes' names: bytes of an element, and the dtype that holds each value exactly."""
 _FLOAT8_DESCR = re.compile(rb"('descr': *)'[<>|=]f1'")
 _MAX_NPY_HEADER = 10_000  # characters; a plain array's has under 200
 
@@ -169,7 +169,7 @@ class NDArrayField(Field):
 
     def _widened(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Opaque elements as the numbers that the field's dtype says they are; any other array as it is."""
-        if self.dtype not in SMALL_FLOATS:
+        if self.dtype is None or self.dtype not in SMALL_FLOATS:
             return value
         size, wide = SMALL_FLOATS[self.dtype]
         if value.dtype.name != self.dtype and not _is_opaque(value.dtype, size):
@@ -221,7 +221,7 @@ def _float8_values(name: str) -> npt.NDArray[np.float16]:
         values[[0x7C, 0xFC]] = np.inf, -np.inf
     else:
         values[[0x7F, 0xFF] if special == "nan at the ends" else [0x80]] = np.nan
-    return values.astype("<f2")
+    return values.astype(np.float16)
 
 
 def _has_bool(value: JSON) -> bool:

@@ -176,9 +176,7 @@ def choose_plan(
     return plan_of(survey, pack=pack, where=where, columns=columns)
 
 
-def survey_for(
-    pack: str | Mapping[str, Any] | None, *, where: object, roles: tuple[str, ...] | None = None
-) -> Survey:
+def survey_for(pack: str | Mapping[str, Any] | None, *, where: object, roles: tuple[str, ...] | None = None) -> Survey:
     """A survey that leaves out the rows that a declaration's fields take; arguments and errors as `choose_plan`."""
     return Survey(_read_config(pack, where)[1], roles)
 
@@ -208,13 +206,11 @@ def plan_of(
         while name in names:
             name += "_column"
         field = _COLUMN_FIELDS.get(column.type, JSONField())
-        names[name] = PackedModality.of(
-            name, field, Selector(take="column", key=(column.name,), on_refused="absent")
-        )
+        names[name] = PackedModality.of(name, field, Selector(take="column", key=(column.name,), on_refused="absent"))
         packed.append(names[name])
     if packed:
         modalities = check_modalities((*modalities, *packed), where=where, key="pack")
-    return PackPlan(preset=preset or "", modalities=modalities, roles=survey.names.roles)
+    return PackPlan(preset=preset or "", modalities=modalities, roles=survey.roles)
 
 
 def _packed_columns(

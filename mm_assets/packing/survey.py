@@ -80,7 +80,7 @@ class Survey:
 
     Args:
         claimed: packed modalities that are declared: the rows that they take decide nothing either.
-        roles: the setting `samples.roles`.
+        roles: the setting `samples.roles`; also an attribute.
 
     Attributes:
         rows: every content row that was read, by row modality and role.
@@ -88,6 +88,7 @@ class Survey:
     """
 
     def __init__(self, claimed: tuple[PackedModality, ...] = (), roles: tuple[str, ...] | None = None) -> None:
+        self.roles = roles
         self.names = NameTally(roles)
         self._claimed = claimed
         self._claiming = [
@@ -134,7 +135,7 @@ class Survey:
             one.interleaved |= row.frame is not None or (
                 row.modality == "text" and row.member is not None and row.member == json_member
             )
-            _, role, extension = named = row_name(row.modality, row.member, self.names.roles)
+            _, role, extension = named = row_name(row.modality, row.member, self.roles)
             if len(one.example) < MAX_EXAMPLE:
                 one.example.append(named)
             key = (row.modality, shown_role(role))

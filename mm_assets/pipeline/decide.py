@@ -337,8 +337,8 @@ def _without_media(kinds: Sequence[SampleKind], plan: PackPlan) -> str | None:
         return None
     total = sum(kind.num_samples for kind in fitting)
     return (
-        f"{num_bare:,} of {counted(total, 'sampled sample')} have no media, though others have {', '.join(media)}: they "
-        "are packed without; to drop them, add the filter `has_modalities`"
+        f"{num_bare:,} of {counted(total, 'sampled sample')} have no media, though others have {', '.join(media)}: "
+        "they are packed without; to drop them, add the filter `has_modalities`"
     )
 
 

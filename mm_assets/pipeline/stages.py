@@ -388,8 +388,8 @@ def _media_notes(judge: Judge, spec: DatasetSpec) -> Iterator[str]:
     for (extension, modality), count in judge.unnamed_media.most_common(MAX_SAID):
         setting = f"samples.extensions: {{{extension or '...'}: {modality}}}"
         yield (
-            f"{counted(count, 'member')} with the extension {extension!a} hold {modality}, but are packed as bytes since "
-            f"that extension is not known: set `{setting}`, and register with --new-schema"
+            f"{counted(count, 'member')} with the extension {extension!a} hold {modality}, but are packed as bytes "
+            f"since that extension is not known: set `{setting}`, and register with --new-schema"
         )
 
 

@@ -180,7 +180,9 @@ def first_samples(
             start = _Start(max_samples, max_bytes, max_reads)
             if source.seekable:
                 sources.append(source)
-                index += index_members(source, on_damaged_shard=on_damaged_shard, damage=[], until=start, roles=layout.roles)
+                index += index_members(
+                    source, on_damaged_shard=on_damaged_shard, damage=[], until=start, roles=layout.roles
+                )
             else:
                 sources.append(held.enter_context(closing(_HeldStart(source, start, layout, on_damaged_shard))))
                 index += index_members(sources[-1])

@@ -134,8 +134,8 @@ def split_member_name(name: str, roles: Sequence[str] | None = None) -> tuple[st
     opened is left out: ``x.json.gz`` is as ``x.json`` (see `compression_of_name`). A base name that starts with a dot
     has an empty base name in its key; the index skips such members as hidden.
 
-    With `roles`, patterns as of `role_matches`, the key ends at the last dot instead, or before the longest run of parts
-    directly in front of it that each match one of them. With ``["rgb"]``, ``x.2023.05.rgb.jpg`` gives
+    With `roles`, patterns as of `role_matches`, the key ends at the last dot instead, or before the longest run of
+    parts directly in front of it that each match one of them. With ``["rgb"]``, ``x.2023.05.rgb.jpg`` gives
     ``("x.2023.05", "rgb", "jpg")``; with ``[]`` it gives ``("x.2023.05.rgb", "", "jpg")``.
     """
     name = plain_name(name)
@@ -208,7 +208,7 @@ def name_parts(name: bytes) -> tuple[str, str, str, str, str | None]:
 
 def with_roles(member: Member, roles: Sequence[str] | None) -> Member:
     """A member as its name is split with these roles (see `split_member_name`); None: as it is."""
-    if roles is None or not member.sample_key:  # which directories and bytes that are no member lack
+    if roles is None or not member.sample_key:  # of a directory, and of bytes between members
         return member
     key, role, extension = split_member_name(member.member, roles)
     return member._replace(sample_key=key, role=role, extension=extension)

@@ -147,7 +147,7 @@ def _has_no_json(kind: pa.DataType) -> bool:
         return any(_has_no_json(field.type) for field in kind)
     if pa.types.is_map(kind):
         return _has_no_json(kind.key_type) or _has_no_json(kind.item_type)
-    if pa.types.is_nested(kind) and not pa.types.is_union(kind) or pa.types.is_dictionary(kind):
+    if (pa.types.is_nested(kind) and not pa.types.is_union(kind)) or pa.types.is_dictionary(kind):
         return _has_no_json(kind.value_type)
     return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
 

@@ -212,7 +212,7 @@ def _path_below(url: str, declared: str) -> str:
     roots = [head.rstrip("/") + "/"] if declared and head == declared else []  # of a folder; a file is below its own
     found = next((root for root in (*roots, head[: head.rfind("/") + 1]) if root and root in url), None)
     path = url.rsplit("/", 1)[-1] if found is None else url[url.index(found) + len(found) :]
-    return path.partition("?")[0] if url.startswith(("http://", "https://")) else path  # a signature is no part of an id
+    return path.partition("?")[0] if url.startswith(("http://", "https://")) else path  # without a signature
 
 
 def _without_suffix(path: str, suffixes: Sequence[str]) -> str:

@@ -22,7 +22,13 @@ MATRIX = np.arange(6, dtype="<f4").reshape(2, 3)
 
 
 class TestNDArrayField(FieldSuite):
-    fields = [NDArrayField(), NDArrayField("float32"), NDArrayField("float32", (None, 3)), NDArrayField(shape=()), NDArrayField("bfloat16")]
+    fields = [
+        NDArrayField(),
+        NDArrayField("float32"),
+        NDArrayField("float32", (None, 3)),
+        NDArrayField(shape=()),
+        NDArrayField("bfloat16"),
+    ]
     cases = [
         (MATRIX, MATRIX),
         (np.arange(3, dtype=">i8"), np.arange(3, dtype="<i8")),
@@ -171,7 +177,7 @@ def test_every_bfloat16_is_exact_as_float32(shape):
 
 
 def test_small_floats_are_never_guessed():
-    """Without a declaration opaque elements are refused with a hint; with one, arrays of NumPy's floats of that size are."""
+    """Opaque elements without a declaration are refused with a hint, as are other arrays of that size with one."""
     opaque = np.zeros(3, "V2")
     with pytest.raises(EncodeError, match=r"\|V2 .*if its elements are bfloat16, declare that as the field's dtype"):
         NDArrayField().encode(npy(opaque))

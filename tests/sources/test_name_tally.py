@@ -31,7 +31,7 @@ ORDINARY = pairs(*(f"{n:05}" for n in range(24)))
     ids=lambda samples: samples[0][0],
 )
 def test_names_with_dots_of_their_own_are_noted(samples: list[list[str]]) -> None:
-    """Dates, clock times, versions and people in names are told with an example and the setting; with it they are not."""
+    """Dates, clock times, versions and people in names are noted with an example and the setting, until it is set."""
     tally, other = NameTally(), NameTally(())
     for names in samples:
         tally.add(names)
@@ -64,7 +64,7 @@ def test_names_with_dots_of_their_own_are_noted(samples: list[list[str]]) -> Non
     ids=lambda samples: str(samples[0])[:30],
 )
 def test_ordinary_names_are_not_noted(samples: list[list[str]]) -> None:
-    """Roles that recur, numbered pages, an episode of its own, strays and unknown extensions are no sign of anything."""
+    """Roles that recur, numbered pages, one long episode, strays and unknown extensions are ordinary."""
     tally = NameTally()
     for names in samples:
         tally.add(names)

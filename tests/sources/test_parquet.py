@@ -208,7 +208,7 @@ class TestMembers:
     @settings(deadline=None)
     @given(data=st.data(), precision=st.integers(1, 76))
     def test_decimals_keep_their_digits(self, data: st.DataObject, precision: int) -> None:
-        """A decimal of up to 15 digits is a number that prints as it, a longer one its text, trailing zeros included."""
+        """A decimal of up to 15 digits is a number that prints as it, a longer one its text with trailing zeros."""
         scale = data.draw(st.integers(0, precision))
         digits = data.draw(st.integers(-(10**precision) + 1, 10**precision - 1))
         with decimal.localcontext(prec=100):
