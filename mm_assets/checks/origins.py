@@ -165,8 +165,8 @@ class OriginRelations:
         """Every entry of the lists of texts and images that is not null, by the metadata row's `ordinal`.
 
         `number` counts those of one list. A text that is not a string has no digest. `token` is the name in an image
-        token, `url` an allowed reference. A text in place of the list of images `is_alone`, and an entry only if it names
-        a member.
+        token, `url` an allowed reference. A text in place of the list of images `is_alone`, and an entry only if it
+        names a member.
         """
         return self._json[1]
 

@@ -214,10 +214,10 @@ def _float8_values(name: str) -> npt.NDArray[np.float16]:
     patterns = np.arange(256)
     exponent, fraction = (patterns & 127) >> num_fraction, patterns & ((1 << num_fraction) - 1)
     scaled = np.where(exponent > 0, fraction + (1 << num_fraction), fraction)  # a subnormal has no hidden bit
-    values = np.ldexp(scaled.astype(np.float64), np.maximum(exponent, 1) - bias - num_fraction)
+    values: npt.NDArray[np.float64] = np.ldexp(scaled.astype(np.float64), np.maximum(exponent, 1) - bias - num_fraction)
     values = np.where(patterns > 127, -values, values)
     if special == "inf and nan":
-        values[exponent == exponent.max()] = np.nan
+        values[exponent == 2**num_bits - 1] = np.nan
         values[[0x7C, 0xFC]] = np.inf, -np.inf
     else:
         values[[0x7F, 0xFF] if special == "nan at the ends" else [0x80]] = np.nan
