@@ -22,7 +22,7 @@ class HasModalitiesFilter(Filter):
 
     scope = "sample"
 
-    def __init__(self, *, modalities: Sequence[str]) -> None:
+    def __init__(self, *, modalities: Sequence[str] | None = None) -> None:
         self.modalities = check_names("modalities", modalities)
 
     def judge(self, block: Block) -> Iterable[Drop]:
