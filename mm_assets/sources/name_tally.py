@@ -16,7 +16,7 @@ from mm_assets.summaries import counted
 
 __all__ = ["NameTally"]
 
-MIN_ROLES = 8  # of one sample: fewer roles that no other sample has are ordinary
+MIN_ROLES = 8  # of one sample: fewer roles that no other sample has, or that are no words, are ordinary
 RARE = 10  # a role of at most one in so many samples, or of one sample, is rare
 MAX_ROLES_IN_NOTE = 5
 _WORD = re.compile(r"[^\W\d][\w-]*")
@@ -52,9 +52,9 @@ class NameTally:
             roles = {role for _, role, _ in parts if role}
             if not roles or any(extension not in MODALITY_OF_EXTENSION for _, role, extension in parts if role):
                 continue
-            if all(num_with[role] <= max(len(split) // RARE, 1) for role in roles) and (
-                not all(map(_is_role, roles)) or _alike(names, roles, plain)
-            ):
+            num_odd = sum(not _is_role(role) for role in roles)
+            are_rare = all(num_with[role] <= max(len(split) // RARE, 1) for role in roles)
+            if num_odd >= MIN_ROLES or (are_rare and (num_odd or _alike(names, roles, plain))):
                 number = next(n for n, (_, role, _) in enumerate(parts) if role)
                 merged.append((names[number], key, parts[number][1]))
         if not merged:

@@ -19,6 +19,7 @@ ORDINARY = pairs(*(f"{n:05}" for n in range(24)))
     [
         [[name for pair in pairs(*CAMERA) for name in pair]],
         [[f"{key}.jpg" for key in CAMERA]],
+        [[f"{eye}_{key}.jpg" for key in CAMERA] for eye in ("left", "right")],
         [["a/2023.05.01.jpg", "a/2023.05.02.jpg"]],
         [["Track 2.0 (Clean Version).mp3"]],
         [["Track 2.0 (Clean Version).mp3", "Track 2.0 (Live).mp3"], ["Track 3.mp3"]],
