@@ -16,7 +16,7 @@ from mm_assets.summaries import counted
 
 __all__ = ["NameTally"]
 
-MIN_ROLES = 8  # of one sample: fewer roles that no other sample has, or that are no words, are ordinary
+MIN_ROLES = 8  # of one sample: fewer roles that no other sample has, or that are not words, are ordinary
 RARE = 10  # a role of at most one in so many samples, or of one sample, is rare
 MAX_ROLES_IN_NOTE = 5
 _WORD = re.compile(r"[^\W\d][\w-]*")
