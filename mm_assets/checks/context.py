@@ -79,6 +79,7 @@ class CheckContext:
         layout: how members became rows.
         schema: the dataset's schema.
         grouped: the partition may have several shards, whose labels are part of default sample ids.
+        declared_shards: the setting `shards`, which the labels depend on.
         known_modalities: row modalities beside the built-in ones.
         on_misaligned: "warn" where contradictions between a sample's parts do not stop a partition; else they do.
         on_undecodable: what becomes of undecodable media: "drop_row", "drop_sample", "keep" or "fail".
@@ -107,6 +108,7 @@ class CheckContext:
     layout: MemberRules = field(default_factory=MemberRules)
     schema: DatasetSchema = field(default_factory=DatasetSchema)
     grouped: bool = False
+    declared_shards: str = ""
     known_modalities: frozenset[str] = frozenset()
     materialize_mode: str = "read"
     on_misaligned: str = "warn"

@@ -39,7 +39,7 @@ from mm_assets.sources.base import Source
 from mm_assets.sources.compressed import content_name
 from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, plain_name
-from mm_assets.sources.samples import ShardMembers, is_metadata, metadata_member, modality_of, shard_labels
+from mm_assets.sources.samples import ShardMembers, id_prefixes, is_metadata, metadata_member, modality_of
 from mm_assets.sources.text_members import (
     CHARSET,
     BadTextError,
@@ -85,9 +85,9 @@ class OriginRelations:
 
     def shard_labels(self) -> pa.Table:
         """What the default ids of a shard's samples start with; null where a partition is one shard."""
-        urls = [shard.file.url for shard in self._context.shards]
-        labels = shard_labels(urls) if self._context.grouped else {}
-        return table_of(((url, labels.get(url)) for url in urls), schema_of("shard", "label"))
+        suffixes = {shard.file.url: shard.SUFFIXES for shard in self._context.shards}
+        labels = id_prefixes(suffixes, self._context.declared_shards) if self._context.grouped else {}
+        return table_of(((url, labels.get(url)) for url in suffixes), schema_of("shard", "label"))
 
     def index_members(self) -> pa.Table:
         """The members of the index that are part of a sample, with what their names mean.
@@ -168,7 +168,7 @@ class OriginRelations:
         """Every entry of the lists of texts and images that is not null, by the metadata row's `ordinal`.
 
         `number` counts those of one list. A text that is not a string has no digest. `token` is the name in an image
-        token, `url` an allowed reference.
+        token, `url` an allowed reference. A text in the place of a list is its only entry.
         """
         return self._json[1]
 

@@ -309,7 +309,11 @@ class TableRelations:
 
     def shard_members(self) -> pa.Table:
         """Every entry of the shards, from a new walk that continues after damage, as the index may have done."""
-        batches = [b for s in self.context.shards for b in index_members(s, on_damaged_shard="salvage")]
+        batches = [
+            batch
+            for shard in self.context.shards
+            for batch in index_members(shard, on_damaged_shard="salvage", roles=self.context.layout.roles)
+        ]
         return pa.Table.from_batches(batches, MEMBER_INDEX_SCHEMA).select(_MEMBERS)
 
     # -- columns of text and content, by the suffix of the relation

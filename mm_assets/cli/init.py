@@ -98,10 +98,11 @@ def _write_new(file: Path, text: str) -> None:
 
 def _is_packed(spec: DatasetSpec) -> bool:
     """Whether the dataset is there, made of these shards with these settings: to name more of them would change it."""
+    from mm_assets.pipeline.register import refusal
     from mm_assets.pipeline.store import DatasetStore
 
-    registered = DatasetStore(spec).registered()
-    return registered.source == spec.shards and registered.declared == spec.declared
+    dataset = DatasetStore(spec)
+    return dataset.registered().source == spec.shards and refusal(dataset) is None
 
 
 def _declaration(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
@@ -36,6 +38,18 @@ MAX_DIMENSIONS = 8  # as many as the record holds
 REAL_CODES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
 _DTYPES = {code.encode("ascii"): np.dtype(code) for code in (*REAL_CODES, "<c8", "<c16")}
 _KINDS = "bool, integer, float (16 to 64 bits) or complex"
+_FLOAT8 = {  # bits of the exponent, its bias, and what the largest and the negative zero are
+    "float8_e4m3fn": (4, 7, "nan at the ends"),
+    "float8_e4m3fnuz": (4, 8, "nan at -0"),
+    "float8_e5m2": (5, 15, "inf and nan"),
+    "float8_e5m2fnuz": (5, 16, "nan at -0"),
+}
+SMALL_FLOATS: Mapping[str, tuple[int, np.dtype[Any]]] = {
+    "bfloat16": (2, np.dtype("<f4")),
+    **dict.fromkeys(_FLOAT8, (1, np.dtype("<f2"))),
+}
+"""Floats that NumPy lacks, by ml_dtypes' names: bytes of an element, and the dtype that holds each value exactly."""
+_FLOAT8_DESCR = re.compile(rb"('descr': *)'[<>|=]f1'")
 _MAX_NPY_HEADER = 10_000  # characters; a plain array's has under 200
 
 
@@ -47,8 +61,13 @@ class NDArrayField(Field):
     Decodes to a read-only view of the payload, little-endian and in C order: copy it before writing to it or closing
     the file. Nothing is cast: an array of another dtype than the field's is refused.
 
+    NumPy lacks bfloat16 and the floats of 8 bits, and `np.save` writes them as opaque elements (``|V2``, ``|V1``,
+    ``<f1``) that do not tell what they are. With a `dtype` of ``bfloat16`` such elements become float32, with
+    ``float8_e4m3fn``, ``float8_e4m3fnuz``, ``float8_e5m2`` or ``float8_e5m2fnuz`` float16, each without any loss;
+    arrays that have that dtype already are taken too.
+
     Attributes:
-        dtype: NumPy name that every value must have; None for any.
+        dtype: NumPy name that every value must have, or one of those five; None for any of NumPy's.
         shape: extents that every value must have, None for a free one; None for any shape.
     """
 
@@ -61,7 +80,9 @@ class NDArrayField(Field):
     shape: tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", dtype_name(self.dtype, _DTYPES, f"a NumPy dtype of kind {_KINDS}"))
+        if not isinstance(self.dtype, str) or self.dtype not in SMALL_FLOATS:
+            expected = f"a NumPy dtype of kind {_KINDS}, or {', '.join(SMALL_FLOATS)}"
+            object.__setattr__(self, "dtype", dtype_name(self.dtype, _DTYPES, expected))
         if self.shape is not None:
             if not isinstance(self.shape, tuple | list) or len(self.shape) > MAX_DIMENSIONS:
                 raise self._wrong_setting("shape", f"up to {MAX_DIMENSIONS} extents")
@@ -71,16 +92,24 @@ class NDArrayField(Field):
             object.__setattr__(self, "shape", tuple(self.shape))
 
     @property
+    def _value_dtype(self) -> np.dtype[Any] | None:
+        """The dtype that every value has; None if it is free."""
+        if self.dtype is None:
+            return None
+        return SMALL_FLOATS[self.dtype][1] if self.dtype in SMALL_FLOATS else np.dtype(self.dtype)
+
+    @property
     def value_layout(self) -> ArraySpec | None:
         """The field's dtype and shape where both are fixed."""
-        if self.dtype is None or self.shape is None:
+        dtype = self._value_dtype
+        if dtype is None or self.shape is None:
             return None
         shape = tuple(extent for extent in self.shape if extent is not None)
-        return ArraySpec(shape, np.dtype(self.dtype)) if len(shape) == len(self.shape) else None
+        return ArraySpec(shape, dtype) if len(shape) == len(self.shape) else None
 
     def _mismatch(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str | None:
         """What this field expects, if the array is not of it."""
-        if self.dtype is not None and dtype.newbyteorder("<") != np.dtype(self.dtype):
+        if self._value_dtype not in (None, dtype.newbyteorder("<")):
             return f"dtype {self.dtype}"
         fits = self.shape is None or (
             len(shape) == len(self.shape)
@@ -91,10 +120,11 @@ class NDArrayField(Field):
     @property
     def _element(self) -> ArraySpec | None:
         """Shape and dtype of what an array of free length counts; None where more than the length is free."""
-        if self.dtype is None or not self.shape or self.shape[0] is not None:
+        dtype = self._value_dtype
+        if dtype is None or not self.shape or self.shape[0] is not None:
             return None
         shape = tuple(extent for extent in self.shape[1:] if extent is not None)
-        return ArraySpec(shape, np.dtype(self.dtype)) if len(shape) == len(self.shape) - 1 else None
+        return ArraySpec(shape, dtype) if len(shape) == len(self.shape) - 1 else None
 
     def from_json_value(self, value: JSON) -> Any:
         """Numbers, or lists of them, as an array of `dtype`, or of their own; none is truncated, wrapped or guessed."""
@@ -109,7 +139,7 @@ class NDArrayField(Field):
         if self.dtype is None:
             return given
         with np.errstate(over="ignore", invalid="ignore"):
-            array = given.astype(self.dtype)
+            array = given.astype(self._value_dtype)
         is_float = array.dtype.kind in "fc"
         wrong = np.isinf(array) & ~np.isinf(given) if is_float else array.astype(np.float64) != given.astype(np.float64)
         if (given.dtype.kind == "b") != (array.dtype.kind == "b") or wrong.any():
@@ -122,9 +152,12 @@ class NDArrayField(Field):
             value = self._within("", array_of_npy, value)
         if not isinstance(value, np.ndarray):
             raise self._wrong_value(value, "an ndarray or .npy bytes")
+        value = self._widened(value)
         code = value.dtype.newbyteorder("<").str.encode("ascii")
         if code not in _DTYPES or value.dtype.names is not None:
-            raise self._wrong_value(value, f"an array of kind {_KINDS}")
+            names = [name for name, (size, _) in SMALL_FLOATS.items() if _is_opaque(value.dtype, size)]
+            hint = f"; if its elements are {' or '.join(names)}, declare that as the field's dtype" if names else ""
+            raise self._wrong_value(value, f"an array of kind {_KINDS}{hint}")
         if value.ndim > MAX_DIMENSIONS or any(extent > 2**32 - 1 for extent in value.shape):
             raise self._wrong_value(value, f"up to {MAX_DIMENSIONS} dimensions of up to 2**32 - 1")
         expected = self._mismatch(value.dtype, value.shape)
@@ -133,6 +166,16 @@ class NDArrayField(Field):
         data = np.ascontiguousarray(value, dtype=_DTYPES[code]).tobytes()
         shape = value.shape + (0,) * (MAX_DIMENSIONS - value.ndim)
         return Encoded(self._pack_record(code, value.ndim, *shape), data)
+
+    def _widened(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Opaque elements as the numbers that the field's dtype says they are; any other array as it is."""
+        if self.dtype is None or self.dtype not in SMALL_FLOATS:
+            return value
+        size, wide = SMALL_FLOATS[self.dtype]
+        if value.dtype.name != self.dtype and not _is_opaque(value.dtype, size):
+            return value
+        bits = np.frombuffer(value.tobytes(), f"<u{size}").reshape(value.shape)
+        return (bits.astype("<u4") << 16).view(wide) if size == 2 else _float8_values(self.dtype)[bits]
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
         """Return a read-only view of the payload."""
@@ -158,6 +201,29 @@ class NDArrayField(Field):
             raise corrupt("array has an impossible shape", found=shape, expected="one that NumPy can hold") from error
 
 
+def _is_opaque(dtype: np.dtype[Any], size: int) -> bool:
+    """Whether a dtype is of opaque elements of so many bytes, without parts."""
+    return dtype.kind == "V" and dtype.itemsize == size and dtype.names is None and dtype.subdtype is None
+
+
+@cache
+def _float8_values(name: str) -> npt.NDArray[np.float16]:
+    """The number of each of the 256 patterns of a float of 8 bits: (256,) float16, exact (OCP OFP8 1.0; ml_dtypes)."""
+    num_bits, bias, special = _FLOAT8[name]
+    num_fraction = 7 - num_bits
+    patterns = np.arange(256)
+    exponent, fraction = (patterns & 127) >> num_fraction, patterns & ((1 << num_fraction) - 1)
+    scaled = np.where(exponent > 0, fraction + (1 << num_fraction), fraction)  # a subnormal has no hidden bit
+    values: npt.NDArray[np.float64] = np.ldexp(scaled.astype(np.float64), np.maximum(exponent, 1) - bias - num_fraction)
+    values = np.where(patterns > 127, -values, values)
+    if special == "inf and nan":
+        values[exponent == 2**num_bits - 1] = np.nan
+        values[[0x7C, 0xFC]] = np.inf, -np.inf
+    else:
+        values[[0x7F, 0xFF] if special == "nan at the ends" else [0x80]] = np.nan
+    return values.astype(np.float16)
+
+
 def _has_bool(value: JSON) -> bool:
     return isinstance(value, bool) or (isinstance(value, list) and any(map(_has_bool, value)))
 
@@ -170,6 +236,8 @@ def is_npy(value: object) -> TypeGuard[Buffer]:
 def array_of_npy(content: Buffer) -> npt.NDArray[Any]:
     """The array of an ``.npy`` file: a view of its bytes, in its own byte order; of any dtype without objects or parts.
 
+    Elements of ``f1``, as which `np.save` writes some floats of 8 bits that NumPy cannot read again, are ``|V1``.
+
     Raises:
         EncodeError: it is not such a file.
     """
@@ -177,7 +245,7 @@ def array_of_npy(content: Buffer) -> npt.NDArray[Any]:
     if not is_npy(data):
         raise EncodeError(f"found {len(data)} bytes without the .npy magic, expected an ndarray or .npy bytes")
     # The header's length is in its first bytes: no more than that is copied.
-    stream = io.BytesIO(data[: 12 + _MAX_NPY_HEADER])
+    stream = io.BytesIO(_FLOAT8_DESCR.sub(rb"\1'|V1'", data[: 12 + _MAX_NPY_HEADER].tobytes(), count=1))
     try:
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):

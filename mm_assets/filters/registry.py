@@ -24,6 +24,7 @@ BUILTIN_FILTERS: Mapping[str, str] = {
     "audio_silence": "mm_assets.filters.audio:AudioSilenceFilter",
     "blur": "mm_assets.filters.image:BlurFilter",
     "exact_duplicates": "mm_assets.filters.duplicates:ExactDuplicatesFilter",
+    "has_modalities": "mm_assets.filters.presence:HasModalitiesFilter",
     "image_size": "mm_assets.filters.image:ImageSizeFilter",
     "image_to_text_ratio": "mm_assets.filters.text:ImageToTextRatioFilter",
     "near_duplicates": "mm_assets.filters.near_duplicates:NearDuplicatesFilter",

@@ -122,6 +122,8 @@ class Judge:
         unplaced: kinds of that content, with the number of rows.
         num_high_range: images and clips with a high dynamic range, which decode to pale pixels; only with "full".
         first_high_range: the first of them, in words; None where there is none.
+        unnamed_media: media that are packed as bytes because their names give no modality: extension and modality, with
+            the number of rows; only with "full".
     """
 
     def __init__(self, plan: PackPlan, *, policy: Policy, mode: Mode) -> None:
@@ -139,6 +141,7 @@ class Judge:
         self.num_undecodable = 0
         self.num_unplaced = 0
         self.unplaced: Counter[str] = Counter()
+        self.unnamed_media: Counter[tuple[str, str]] = Counter()
         self.num_high_range = 0
         self.first_high_range: str | None = None
 
@@ -218,7 +221,7 @@ class Judge:
         unplaced = [row for row, reason, _ in refused if reason.startswith(("not_selected", "incomplete_"))]
         self.num_unplaced += bool(unplaced)
         for row in unplaced:
-            modality, role, _ = row_name(rows.modality[row], rows.member[row])
+            modality, role, _ = row_name(rows.modality[row], rows.member[row], self._placer.plan.roles)
             self.unplaced[group_name(modality, shown_role(role))] += 1
         left = [row for row in range(placement.start, placement.stop) if row in self._numbers]
         # A metadata row names its sample; a sample without one has only rows to name.
@@ -372,6 +375,9 @@ class Judge:
             content, kind = block.rows.content(row), block.rows.content_type[row]
             readers = [made for types, made in _READERS if kind in types]
             if content is not None and readers:
+                if block.rows.modality[row] == "binary":
+                    extension = row_name("", block.rows.member[row], None)[2]
+                    self.unnamed_media[extension, (kind or "").partition("/")[0]] += 1
                 yield _Task(taker, (row,), len(content), partial(_unread, content, readers))
 
     def _culprits(self, block: _Block, task: _Task, detail: str) -> _Faults:

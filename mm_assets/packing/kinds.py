@@ -107,8 +107,11 @@ class Group:
         return made() if self.mostly(types) else BytesField()
 
     def mostly(self, types: frozenset[str]) -> bool:
-        """Whether at least half of the rows have, by name, one of these types."""
-        return 2 * sum(count for kind, count in self.types.items() if kind in types) >= self.num_rows
+        """Whether at least half of the rows have, by name, one of these types, or none that a name gives.
+
+        A row whose name gives no type has the modality that the declaration, or a list of files, says it has.
+        """
+        return 2 * sum(count for kind, count in self.types.items() if kind in types or not kind) >= self.num_rows
 
 
 Kind = tuple[tuple[str, str, bool], ...]

@@ -417,7 +417,7 @@ class Placer:
 
     def _takers(self, rows: BlockRows, row: int) -> list[tuple[int, str, int]]:
         """The modalities and parts whose selector takes a row, with the rank of its extension."""
-        key = row_name(rows.modality[row], rows.member[row])
+        key = row_name(rows.modality[row], rows.member[row], self.plan.roles)
         found = self._ranks.get(key)
         if found is None:
             if len(self._ranks) >= MAX_REMEMBERED:

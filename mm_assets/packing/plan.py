@@ -10,7 +10,6 @@ no row. Nothing here reads content.
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -19,7 +18,7 @@ from mm_assets.errors import ConfigError, SchemaMismatchError, meant
 from mm_assets.fields import BytesField, Field, SequenceField, field_from_declaration
 from mm_assets.formats import ModalitySpec, name_hash
 from mm_assets.formats.records import MAX_MODALITIES
-from mm_assets.sources.member import split_member_name
+from mm_assets.sources.member import NUMBERED, role_matches, split_member_name
 
 __all__ = [
     "NUMBERED",
@@ -42,16 +41,19 @@ OnRefused = Literal["drop", "absent"]
 VALUE_TAKES = ("json", "column")  # of a selector of a value, which takes no row
 ROW_TAKES = ("one", "sequence", "shared")  # of a selector that finds content rows by their names
 
-NUMBERED = "#"  # a role pattern: any whole number, as in x.0.png, x.1.png
-_DIGITS = re.compile(r"[0-9]+")
-
 RowName = tuple[str, str, str]
 """What selectors know of a content row: modality, and role and extension of its member's name."""
 
 
-def row_name(modality: str, member: str | None) -> RowName:
-    """What selectors know of the row of a member; a row without one has neither role nor extension."""
-    _, role, extension = split_member_name(member) if member else ("", "", "")
+def row_name(modality: str, member: str | None, roles: Sequence[str] | None) -> RowName:
+    """What selectors know of the row of a member; a row without one has neither role nor extension.
+
+    Args:
+        modality: row modality.
+        member: the member's name.
+        roles: the setting `samples.roles`.
+    """
+    _, role, extension = split_member_name(member, roles) if member else ("", "", "")
     return modality, role, extension
 
 
@@ -85,7 +87,7 @@ class Selector:
         """Place of a content row's extension in the order of preference, or None where the row is not taken."""
         if self.take not in ROW_TAKES or self.modality not in ("*", modality):
             return None
-        if not (_DIGITS.fullmatch(role) if self.role == NUMBERED else fnmatch.fnmatchcase(role, self.role)):
+        if not role_matches(role, self.role):
             return None
         for rank, pattern in enumerate(self.extension):
             if fnmatch.fnmatchcase(extension, pattern):
@@ -168,10 +170,12 @@ class PackPlan:
     Attributes:
         preset: the preset that it came from, "" where fields alone were given.
         modalities: the packed modalities, in the order of the packed files.
+        roles: the setting `samples.roles`, by which names of members are split.
     """
 
     preset: str
     modalities: tuple[PackedModality, ...]
+    roles: tuple[str, ...] | None = None
 
     def fields(self) -> dict[str, Field]:
         """Name to field, in the order of the packed files."""
@@ -214,7 +218,8 @@ class PackPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as `schema.json` stores it; `from_json` reads it back."""
-        return {"preset": self.preset, "modalities": [modality.to_json() for modality in self.modalities]}
+        roles = {} if self.roles is None else {"roles": list(self.roles)}
+        return {"preset": self.preset, "modalities": [modality.to_json() for modality in self.modalities], **roles}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], *, where: str, declared: object = None) -> PackPlan:
@@ -238,8 +243,13 @@ class PackPlan:
             modalities = parse_fields(value["modalities"], where=where, key="pack.modalities")
             if not isinstance(value["preset"], str):
                 raise TypeError(f"preset is {value['preset']!r}")
+            roles = value.get("roles")
+            if roles is not None and not (isinstance(roles, list) and all(isinstance(role, str) for role in roles)):
+                raise TypeError(f"roles is {roles!r}")
             return cls(
-                preset=value["preset"], modalities=check_modalities(modalities, where=where, key="pack.modalities")
+                preset=value["preset"],
+                modalities=check_modalities(modalities, where=where, key="pack.modalities"),
+                roles=None if roles is None else tuple(roles),
             )
         except (KeyError, TypeError, ConfigError) as error:
             raise SchemaMismatchError(f"{where}: not a pack plan: {error}") from error

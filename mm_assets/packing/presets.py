@@ -152,6 +152,7 @@ def choose_plan(
     pack: str | Mapping[str, Any] | None,
     where: object,
     columns: Sequence[UserColumn] = (),
+    roles: tuple[str, ...] | None = None,
 ) -> PackPlan:
     """Decides how a dataset is packed.
 
@@ -162,21 +163,22 @@ def choose_plan(
             or, by name, replace, and the ``columns`` to pack; or None, to choose the preset that loses none of `rows`.
         where: the file of the declaration, for messages.
         columns: the columns that the filtered rows have beside the reserved ones.
+        roles: the setting `samples.roles`.
 
     Raises:
         ConfigError: `pack` is wrong, has more fields than a packed file holds, or names a column that is not there,
             that is of items, or that has the name of another packed modality.
     """
     preset, fields = _read_config(pack, where)
-    survey = Survey(fields)
+    survey = Survey(fields, roles)
     if chooses_preset(pack) or preset in _ASKS_ROWS:
         survey.read(rows)
     return plan_of(survey, pack=pack, where=where, columns=columns)
 
 
-def survey_for(pack: str | Mapping[str, Any] | None, *, where: object) -> Survey:
-    """A survey that leaves out the rows that a declaration's fields take; errors as `choose_plan`."""
-    return Survey(_read_config(pack, where)[1])
+def survey_for(pack: str | Mapping[str, Any] | None, *, where: object, roles: tuple[str, ...] | None = None) -> Survey:
+    """A survey that leaves out the rows that a declaration's fields take; arguments and errors as `choose_plan`."""
+    return Survey(_read_config(pack, where)[1], roles)
 
 
 def plan_of(
@@ -186,49 +188,53 @@ def plan_of(
     preset, fields = _read_config(pack, where)
     preset = survey.preset() if chooses_preset(pack) else preset
     _check_column_fields(fields, columns, where)
-    packed = _column_modalities(pack, fields, columns, where)
-    modalities = _joined(preset, fields, _base(preset, survey, len(packed)), where)
-    fillers = {modality.name: modality for modality in modalities}
-    for modality in packed:
-        if modality.name in fillers:
-            other = fillers[modality.name]
+    chosen = _packed_columns(pack, fields, columns, where)
+    modalities = _joined(preset, fields, _base(preset, survey, len(chosen)), where)
+    packed: list[PackedModality] = []
+    names = {modality.name: modality for modality in modalities}
+    for column, is_named in chosen:
+        other, name = names.get(column.name), column.name
+        if other is not None and (is_named or other in fields):
             detail = (
-                f"the column {modality.name!r} and the packed modality {other.name!r} ({other.field_type}, take: "
+                f"the column {column.name!r} and the packed modality {other.name!r} ({other.field_type}, take: "
                 f"{other.selector.take}) have one name: leave the column out, or pack it under another name with a "
                 "field of `take: column`"
             )
             raise ConfigError(where, "pack.columns", detail)
+        if other is not None and other.selector.take == "json" and other.selector.key == (column.source,):
+            continue  # the preset packs this value
+        while name in names:
+            name += "_column"
+        field = _COLUMN_FIELDS.get(column.type, JSONField())
+        names[name] = PackedModality.of(name, field, Selector(take="column", key=(column.name,), on_refused="absent"))
+        packed.append(names[name])
     if packed:
         modalities = check_modalities((*modalities, *packed), where=where, key="pack")
-    return PackPlan(preset=preset or "", modalities=modalities)
+    return PackPlan(preset=preset or "", modalities=modalities, roles=survey.roles)
 
 
-def _column_modalities(
+def _packed_columns(
     pack: str | Mapping[str, Any] | None,
     fields: tuple[PackedModality, ...],
     columns: Sequence[UserColumn],
     where: object,
-) -> list[PackedModality]:
-    """A packed modality for each column that ``pack.columns`` names, but for those that a field of that name packs."""
-    patterns = _patterns(pack, where)
-    chosen: dict[str, UserColumn] = {}
-    for pattern in patterns:
+) -> list[tuple[UserColumn, bool]]:
+    """The columns that ``pack.columns`` selects, but for those that a field of that name packs; and which it names.
+
+    Those that it only matches by a pattern may be packed under another name.
+    """
+    chosen: dict[str, bool] = {}
+    for pattern in _patterns(pack, where):
         exact = [column for column in columns if column.name == pattern]  # a name may hold the characters of a pattern
         found = exact or [column for column in columns if fnmatch.fnmatchcase(column.name, pattern)]
         of_samples = [column for column in found if column.rows == "metadata"]
-        if not of_samples:
+        if not of_samples and pattern != "*":
             raise ConfigError(where, "pack.columns", _no_column(pattern, columns))
-        chosen |= {column.name: column for column in of_samples}
+        for column in of_samples:
+            chosen[column.name] = bool(exact) or chosen.get(column.name, False)
     own = {m.name for m in fields if m.selector.take == "column" and m.selector.key == (m.name,)}
-    return [
-        PackedModality.of(
-            column.name,
-            _COLUMN_FIELDS.get(column.type, JSONField()),
-            Selector(take="column", key=(column.name,), on_refused="absent"),
-        )
-        for column in columns  # in their order, whatever that of the patterns
-        if column.name in chosen and column.name not in own
-    ]
+    # In their order, whatever that of the patterns.
+    return [(c, chosen[c.name]) for c in columns if c.name in chosen and c.name not in own]
 
 
 def _patterns(pack: str | Mapping[str, Any] | None, where: object) -> tuple[str, ...]:

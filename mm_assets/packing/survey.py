@@ -32,6 +32,7 @@ from mm_assets.packing.kinds import DEPTH_TYPES, SUBTITLES, Counts, Group, Kind,
 from mm_assets.packing.plan import NUMBERED, PackedModality, Selector, Take, row_name
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 from mm_assets.rows.user_columns import is_rare
+from mm_assets.sources.name_tally import NameTally
 from mm_assets.sources.text_members import BadTextError, parse_object
 
 __all__ = ["MAX_GROUPS", "Survey"]
@@ -79,12 +80,16 @@ class Survey:
 
     Args:
         claimed: packed modalities that are declared: the rows that they take decide nothing either.
+        roles: the setting `samples.roles`; also an attribute.
 
     Attributes:
         rows: every content row that was read, by row modality and role.
+        names: the names of the members.
     """
 
-    def __init__(self, claimed: tuple[PackedModality, ...] = ()) -> None:
+    def __init__(self, claimed: tuple[PackedModality, ...] = (), roles: tuple[str, ...] | None = None) -> None:
+        self.roles = roles
+        self.names = NameTally(roles)
         self._claimed = claimed
         self._claiming = [
             selector
@@ -117,7 +122,9 @@ class Survey:
         content: dict[str, Any] = {}
         texts: Counter[bool] = Counter()  # plain (False) and timed (True)
         extensions: dict[tuple[str, str], Counter[str]] = {}
+        names: list[str] = []
         for row in sample:
+            names += [] if row.member is None else [row.member]
             if row.member is not None and len(one.members) < MAX_SHOWN and (row.member, row.path) not in one.members:
                 one.members.append((row.member, row.path))
             if row.modality == "metadata":
@@ -128,7 +135,7 @@ class Survey:
             one.interleaved |= row.frame is not None or (
                 row.modality == "text" and row.member is not None and row.member == json_member
             )
-            _, role, extension = named = row_name(row.modality, row.member)
+            _, role, extension = named = row_name(row.modality, row.member, self.roles)
             if len(one.example) < MAX_EXAMPLE:
                 one.example.append(named)
             key = (row.modality, shown_role(role))
@@ -140,6 +147,7 @@ class Survey:
             group.types[(row.content_type or "").partition(";")[0]] += 1
             if row.modality == "text":
                 texts[extension in SUBTITLES] += 1
+        self.names.add(names)
         for key, found in extensions.items():
             count = self.rows.setdefault(key, RowCount())
             count.num_samples += 1

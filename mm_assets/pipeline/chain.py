@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -193,6 +194,12 @@ class Stage:
         )
 
 
+def _prefixed_by(shards: str) -> str | bool:
+    """What the ids of samples in groups depend on: `shards`, if its shards may be in different folders."""
+    return True if _ONE_FOLDER.fullmatch(shards) else shards
+
+
+_ONE_FOLDER = re.compile(r"[^*?\[{]*/[^/{]*[*?\[][^/{]*")
 _CODE, _SCHEMA = "code of ", "schema: "  # before the names in `Stage.made_with` that are not settings
 _DIGITS = 16
 
@@ -249,6 +256,7 @@ RAW_SHARDS = Stage(
         "on_missing_end": spec.on_missing_end,
         "parquet.compression": spec.parquet.compression,
         "parquet.row_group_bytes": spec.parquet.row_group_bytes,
+        **({} if spec.samples.roles is None else {"samples.roles": plain(spec.samples.roles)}),
     },
     code=_user_source,
     opens_shards=lambda _: True,
@@ -263,8 +271,9 @@ ROWS = Stage(
     upstream=(RAW_SHARDS,),
     tables=(Table(name="rows", schema=DatasetSchema.row_schema), REJECTS),
     settings=lambda spec: {
-        **{f"samples.{name}": plain(value) for name, value in spec.samples},
-        "partition_pattern": spec.partition_pattern is not None,
+        # Roles are in the index already.
+        **{f"samples.{name}": plain(value) for name, value in spec.samples if name != "roles"},
+        "partition_pattern": spec.partition_pattern is not None and _prefixed_by(spec.shards),
         "max_rejected": spec.max_rejected,
     },
     decided=lambda _, schema: {"user_columns": [column.to_json() for column in schema.user_columns]},

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import ConfigError, SourceError
 from mm_assets.packing.kinds import Kind, RowCount, SampleKind, group_name, shown_role
 from mm_assets.packing.plan import NUMBERED, PackPlan
 from mm_assets.packing.presets import plan_of, survey_for
@@ -25,6 +25,7 @@ from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.sample import first_samples
 from mm_assets.rows.schema import DatasetSchema, UserColumn
 from mm_assets.rows.user_columns import ColumnTally
+from mm_assets.sources.parquet import ParquetSource
 from mm_assets.storage.read_ahead import HeldFile
 from mm_assets.summaries import counted
 
@@ -103,6 +104,7 @@ class Decision:
         kinds: the kinds of sample, the most frequent first.
         row_kinds: the kinds of row, the most frequent first.
         columns: the user columns.
+        remarks: what else a user should know.
     """
 
     schema: DatasetSchema
@@ -111,6 +113,7 @@ class Decision:
     kinds: tuple[SampleKind, ...]
     row_kinds: tuple[RowKind, ...]
     columns: tuple[ColumnEvidence, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def decided_by(self) -> str | None:
@@ -124,12 +127,12 @@ class Decision:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What users should know: shards and texts that cannot be read, and samples that the layout does not fit."""
+        """What users should know: shards and texts that cannot be read, odd samples, settings that seem to be wrong."""
         unread = tuple(f"an unreadable shard decided nothing: {shard.error}" for shard in self.shards if shard.error)
         kinds = [kind for kind in self.kinds if not kind.fits]
         odd = tuple(map(self._said, kinds[:MAX_SAID]))
         more = (f"and {len(kinds) - MAX_SAID:,} more kinds of sample",) if len(kinds) > MAX_SAID else ()
-        return unread + self._undecoded + odd + more
+        return unread + self._undecoded + odd + more + self.remarks
 
     @property
     def _undecoded(self) -> tuple[str, ...]:
@@ -234,7 +237,7 @@ class _Sampler:
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
-        self.survey: Survey = survey_for(spec.pack, where=spec.where)
+        self.survey: Survey = survey_for(spec.pack, where=spec.where, roles=spec.samples.roles)
         self.shards: list[SampledShard] = []
         self.problems: list[SourceError] = []
         self._of_kind: dict[Kind, ColumnTally] = {}  # the JSON of samples
@@ -249,7 +252,10 @@ class _Sampler:
         rejects: list[pa.Table] = []
         try:
             with HeldFile(url, self.spec.storage_options) as file:
-                (rows_of,) = row_sources([file], self.spec.source, where=self.spec.where)
+                (rows_of,) = row_sources([file], self.spec.source, shards=self.spec.shards, where=self.spec.where)
+                if self.spec.samples.roles is not None and any(isinstance(s, ParquetSource) for s in rows_of.sources):
+                    detail = f"is set, but the members of {url} are named after its columns: leave it out for Parquet"
+                    raise ConfigError(self.spec.where, "samples.roles", detail)
                 self._count(rows_of, url, num_shards, rejects)
         except SourceError as problem:
             self.problems.append(problem)
@@ -316,6 +322,7 @@ class _Sampler:
             kinds=tuple(replace(kind, unplaced=_unplaced(plan, kind)) for kind in kinds),
             row_kinds=tuple(_row_kind(plan, modality, role, count) for (modality, role), count in ordered),
             columns=tuple(_column_evidence(tally, column) for column in columns),
+            remarks=tuple(filter(None, (self.survey.names.note(), _without_media(kinds, plan)))),
         )
 
 
@@ -336,6 +343,23 @@ def _row_kind(plan: PackPlan, modality: str, role: str, count: RowCount) -> RowK
         num_rows=count.num_rows,
         extensions=dict(sorted(count.extensions.items())),
         packed_as=tuple(takers),
+    )
+
+
+def _without_media(kinds: Sequence[SampleKind], plan: PackPlan) -> str | None:
+    """Says how many of the samples that decided have no media though others do; None if all have, or none.
+
+    In interleaved samples text alone is ordinary.
+    """
+    fitting = [kind for kind in kinds if kind.fits]
+    media = sorted({modality for kind in fitting for modality, *_ in kind.kind} - {"text"})
+    num_bare = sum(kind.num_samples for kind in fitting if {modality for modality, *_ in kind.kind} <= {"text"})
+    if not num_bare or not media or plan.preset == "interleaved":
+        return None
+    total = sum(kind.num_samples for kind in fitting)
+    return (
+        f"{num_bare:,} of {counted(total, 'sampled sample')} have no media, though others have {', '.join(media)}: "
+        "they are packed without; to drop them, add the filter `has_modalities`"
     )
 
 

@@ -11,12 +11,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline.decide import Decision, decide_layout
 from mm_assets.pipeline.records import Partition, Registered
 from mm_assets.pipeline.shard_content import recognized
-from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec
+from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec, plain
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.base import shard_suffixes, source_formats
 from mm_assets.storage.listing import ShardFile, expand_shards
@@ -262,14 +263,27 @@ def _refusal(dataset: DatasetStore, source: str | None, declared: Mapping[str, o
             f"name or root, or, if it moved, `mm-assets register --dataset {spec.name} --new-schema`"
         )
         return ConfigError(spec.where, "shards", detail)
-    for key, value in spec.declared.items():
-        if declared is not None and declared.get(key) != value:
-            detail = (
-                "changed since the dataset's schema was decided. Partitions must share one schema: go back, or "
-                f"decide it again for all of them with `mm-assets register --dataset {spec.name} --new-schema`"
-            )
-            return ConfigError(spec.where, key, detail)
+    changed = [] if declared is None else _changed(declared, spec.declared)
+    if changed:
+        others = f" (and so did {', '.join(changed[1:])})" if changed[1:] else ""
+        detail = (
+            f"changed since the dataset's schema was decided{others}. Partitions must share one schema: go back, or "
+            f"decide it again for all of them with `mm-assets register --dataset {spec.name} --new-schema`"
+        )
+        return ConfigError(spec.where, changed[0], detail)
     return None
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The schema settings that differ from those stored, by their keys in the declaration."""
+    of_samples = before.get("samples", {})
+    # An earlier release stored fewer settings: what one of those was then is unknown, unless it did not exist.
+    stored = {name: of_samples.get(name, plain(value)) for name, value in after["samples"].items()}
+    if "roles" not in of_samples:
+        stored["roles"] = None
+    names = sorted(name for name, value in after["samples"].items() if stored[name] != value)
+    keys = sorted(key for key in before.keys() | after.keys() if key != "samples" and before.get(key) != after.get(key))
+    return [*(f"samples.{name}" for name in names), *keys]
 
 
 def _decided_with(stored: Registered) -> Mapping[str, object] | None:

@@ -244,6 +244,7 @@ class Run:
             layout=self.spec.samples,
             schema=self.schema,
             grouped=self.spec.partition_pattern is not None,
+            declared_shards=self.spec.shards,
             packed=dict(packed),
             packed_format=self.stage.packed_format,
             packed_from=self.stage.upstream[0].tables[0].name if self.stage.packed_format else "",

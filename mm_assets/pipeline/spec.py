@@ -33,7 +33,10 @@ from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
 from mm_assets.storage.urls import CHAINED, is_local
 
-__all__ = ["PARTITION_KEY", "DatasetSpec", "EngineOptions", "ParquetOptions", "plain"]
+__all__ = ["NOT_DECISIVE", "PARTITION_KEY", "DatasetSpec", "EngineOptions", "ParquetOptions", "plain"]
+
+NOT_DECISIVE = frozenset({"allow_references", "allowed_references"})
+"""Settings of `samples` that do not decide the schema: with and without them a sample has the same kinds of row."""
 
 PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
 _NAME = "[A-Za-z][A-Za-z0-9_]*"  # the names that Dagster allows in asset keys and job names
@@ -518,10 +521,12 @@ class DatasetSpec(Settings):
 
     @property
     def declared(self) -> dict[str, Any]:
-        """The settings that decide the dataset's schema: change them and the schema must be decided again."""
-        decisive = ("user_columns", "per_image_fields", "per_text_fields", "extensions")
+        """The settings that decide the dataset's schema: change them and the schema must be decided again.
+
+        Of `samples` they are all but those of `NOT_DECISIVE`, so that a new setting is one of them unless listed there.
+        """
         return {
-            "samples": {name: plain(getattr(self.samples, name)) for name in decisive},
+            "samples": {name: plain(value) for name, value in self.samples if name not in NOT_DECISIVE},
             "annotators": [dict(a) for a in self.annotators],
             "pack": plain(self.pack),
             **({} if self.source is None else {"source": self.source}),

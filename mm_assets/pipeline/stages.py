@@ -84,7 +84,9 @@ def raw_shards(work: PartitionWork) -> StageResult:
             for source in run.work.containers:
                 damage: list[ShardDamage] = []
                 num_usable = 0
-                for batch in index_members(source, on_damaged_shard=on_damaged, damage=damage):
+                for batch in index_members(
+                    source, on_damaged_shard=on_damaged, damage=damage, roles=work.spec.samples.roles
+                ):
                     num_usable += batch.column("skip_reason").null_count
                     sink.write(run.preview.observe(batch))
                 if damage and not num_usable:
@@ -383,6 +385,12 @@ def _media_notes(judge: Judge, spec: DatasetSpec) -> Iterator[str]:
         yield (
             f"high dynamic range (PQ or HLG): {number}, decoded without tone mapping, which looks pale; "
             f"the first is of {judge.first_high_range}"
+        )
+    for (extension, modality), count in judge.unnamed_media.most_common(MAX_SAID):
+        setting = f"samples.extensions: {{{extension or '...'}: {modality}}}"
+        yield (
+            f"{counted(count, 'member')} with the extension {extension!a} hold {modality}, but are packed as bytes "
+            f"since that extension is not known: set `{setting}`, and register with --new-schema"
         )
 
 

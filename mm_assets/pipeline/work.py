@@ -228,7 +228,8 @@ class PartitionWork:
     def row_sources(self) -> Sequence[RowSource]:
         """What makes rows of the open shards; none where no stage has opened them."""
         if self._sources is None and self._files:
-            self._sources = row_sources(list(self._files.values()), self.spec.source, where=self.spec.where)
+            spec = self.spec
+            self._sources = row_sources(list(self._files.values()), spec.source, shards=spec.shards, where=spec.where)
         return self._sources or ()
 
     @property

@@ -129,13 +129,14 @@ def shard_suffixes(declared: str | None, *, where: object) -> tuple[str, ...]:
 
 
 def row_sources(
-    files: Sequence[SourceFile], declared: str | None = None, *, where: object = "arguments"
+    files: Sequence[SourceFile], declared: str | None = None, *, shards: str = "", where: object = "arguments"
 ) -> Sequence[MemberRows | TableSource]:
     """The row sources of a partition's files: one for all of its containers, then one for each table.
 
     Args:
         files: the partition's shards.
         declared: the setting `source`.
+        shards: the setting of that name, which the ids of samples in groups of shards depend on.
         where: the file of the declaration, for messages.
 
     Raises:
@@ -149,4 +150,4 @@ def row_sources(
     for file in files:
         opened = (detect(file, formats) if declared is None else formats[declared])(file)
         (containers if hasattr(opened, "members") else tables).append(opened)
-    return [MemberRows(containers), *tables] if containers else tables
+    return [MemberRows(containers, shards=shards), *tables] if containers else tables

@@ -41,9 +41,9 @@ from mm_assets.sources.parquet import (
     PARQUET_ERRORS,
     PARQUET_MAGIC,
     ParquetSource,
-    as_json_types,
     cell_columns,
     dump_values,
+    json_rows,
 )
 from mm_assets.sources.samples import MODALITY_OF_EXTENSION, modality_of
 from mm_assets.sources.text_members import BadTextError, ParsedObject, decode_text, parse_object, stored_text
@@ -102,7 +102,7 @@ def _values(source: SourceFile) -> Iterator[Mapping[str, Any]]:
         cells = cell_columns(file.schema_arrow)
         columns = [name for name in file.schema_arrow.names if name not in cells]
         for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
-            yield from as_json_types(batch).to_pylist()  # which finds texts that are not UTF-8
+            yield from json_rows(batch)  # which finds texts that are not UTF-8
     except SourceError:
         raise
     except PARQUET_ERRORS as error:

@@ -29,10 +29,10 @@ from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
     Sample,
     ShardMembers,
+    id_prefixes,
     is_metadata,
     metadata_member,
     modality_of,
-    shard_labels,
     split_by_shard,
 )
 from mm_assets.sources.text_members import (
@@ -53,12 +53,18 @@ Texts = Mapping[int, Read]
 
 
 class MemberRows:
-    """The rows of a partition's containers; see `mm_assets.rows.base.RowSource`."""
+    """The rows of a partition's containers; see `mm_assets.rows.base.RowSource`.
+
+    Args:
+        sources: the containers.
+        shards: the `shards` of the declaration, by which the containers of a group are labeled (see `id_prefixes`).
+    """
 
     folders: tuple[str, ...] = ()
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], *, shards: str = "") -> None:
         self.sources = sources
+        self.shards = shards
 
     def rows(
         self,
@@ -75,7 +81,9 @@ class MemberRows:
         batch ends between samples, unless one sample fills many. A required column that is missing in every sample of
         a shard raises `MissingColumnError` while reading.
         """
-        builder = _Builder(self.sources, layout=layout, schema=schema, grouped=grouped, batch_bytes=batch_bytes)
+        suffixes = {source.file.url: source.SUFFIXES for source in self.sources} if grouped else {}
+        labels = id_prefixes(suffixes, self.shards)
+        builder = _Builder(self.sources, layout=layout, schema=schema, labels=labels, batch_bytes=batch_bytes)
         return RowStream(builder.batches(index), builder.rejects, builder.counts, builder.notes, builder.kept)
 
 
@@ -100,12 +108,12 @@ class _Builder(RowBuilder):
         *,
         layout: MemberRules,
         schema: DatasetSchema,
-        grouped: bool,
+        labels: Mapping[str, str],
         batch_bytes: int,
     ) -> None:
         super().__init__(layout, schema, batch_bytes)
         self.sources = {source.file.url: source for source in sources}
-        self.labels = shard_labels(list(self.sources)) if grouped else {}
+        self.labels = labels
         self.first_of: dict[str, str] = {}  # key of the first sample of each id
         self.user_of = {rows: [u for u in self.user if u[0].rows == rows] for rows in ("metadata", "image", "text")}
         self.known_keys = structural_keys(layout).union(c.source for c, _ in self.user)

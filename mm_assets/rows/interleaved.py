@@ -71,7 +71,7 @@ def is_interleaved(value: Mapping[str, Any], layout: MemberRules) -> bool:
 def interleaved_items(
     value: Mapping[str, Any], sample: Sample, json_member: Member, shard: ShardMembers, layout: MemberRules
 ) -> InterleavedItems:
-    """The items of an interleaved sample in order.
+    """The items of an interleaved sample in order; a text in the place of a list is its only entry.
 
     Args:
         value: the sample's JSON.

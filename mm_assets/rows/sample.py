@@ -17,7 +17,7 @@ from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.schema import DatasetSchema, MemberRules
 from mm_assets.sources.base import Source, index_members, text_encoding
 from mm_assets.sources.extract import Shelf
-from mm_assets.sources.member import Member, OnDamage
+from mm_assets.sources.member import Member, OnDamage, with_roles
 from mm_assets.sources.samples import is_metadata, is_text
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.read_ahead import read_ahead
@@ -109,6 +109,7 @@ class _HeldStart:
         lacking: set[int] = set()
 
         def wanted(member: Member) -> bool:
+            member = with_roles(member, layout.roles)
             if until(member):
                 raise _EnoughError
             members.append(member)
@@ -182,11 +183,15 @@ def first_samples(
             start = _Start(max_samples, max_bytes, max_reads)
             if source.seekable:
                 sources.append(source)
-                index += index_members(source, on_damaged_shard=on_damaged_shard, damage=[], until=start)
+                index += index_members(
+                    source, on_damaged_shard=on_damaged_shard, damage=[], until=start, roles=layout.roles
+                )
             else:
                 sources.append(held.enter_context(closing(_HeldStart(source, start, layout, on_damaged_shard))))
                 index += index_members(sources[-1])
-        stream = (MemberRows(sources) if sources else rows_of).rows(
+        if isinstance(rows_of, MemberRows):
+            rows_of = MemberRows(sources, shards=rows_of.shards)
+        stream = rows_of.rows(
             lambda: iter(index), layout=layout, schema=DatasetSchema(), grouped=grouped, batch_bytes=BATCH_BYTES
         )
         if rejects is not None:

@@ -253,6 +253,13 @@ def _check_extension(extension: str) -> str:
     return extension
 
 
+def _check_roles(roles: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    for role in roles or ():
+        if "." in role or "/" in role:
+            raise ValueError(f"has {role!r}, expected parts of a name between two dots: list each by itself")
+    return roles
+
+
 def _check_encoding(encoding: str) -> str:
     if encoding != "auto" and not is_encoding(encoding):
         raise ValueError(f"is {encoding!r}, expected `auto` or the name of an encoding, such as cp932 or latin-1")
@@ -316,6 +323,14 @@ class MemberRules(Settings):
         description="Extension (lower case, no dot) to row modality, before the built-in table; new modalities may "
         "be named. `<key>.json` is always the metadata.",
         examples=[{"md": "text", "pt": "array"}],
+    )
+    roles: Annotated[Texts | None, AfterValidator(_check_roles)] = Field(
+        default=None,
+        description="Roles that names of members may have, each a part directly before the extension: a text, or a "
+        "pattern (`*`, `?`, `[abc]`; `#` for an integer). With it a key ends before them or, if there are none, at the "
+        "last dot, so that keys may have dots; `[]`: names have no roles. Default: a key ends at the first dot of the "
+        "base name, and the role is all that is between it and the extension (docs/pipeline.md). Not for Parquet.",
+        examples=[["rgb", "depth"]],
     )
     allow_references: bool = Field(
         default=False,

@@ -7,7 +7,7 @@ that are not a member; `Member.skip_reason` says why an entry is not part of a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from operator import itemgetter
 from typing import ClassVar, Protocol, TypeVar
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from mm_assets.errors import ShardError, SourceError
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
-from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, OnDamage, ShardDamage
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, OnDamage, ShardDamage, with_roles
 from mm_assets.sources.parquet import ParquetSource
 from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
@@ -171,6 +171,7 @@ def index_members(
     on_damaged_shard: OnDamage = "fail",
     damage: list[ShardDamage] | None = None,
     until: Callable[[Member], bool] | None = None,
+    roles: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The member index of a shard in batches of `MEMBER_INDEX_SCHEMA`; payloads are not read.
 
@@ -179,12 +180,15 @@ def index_members(
         on_damaged_shard: as for `Source.members`.
         damage: takes what was damaged, when salvaging.
         until: ends the index before the first entry of which it is true; what follows is not read.
+        roles: the setting `samples.roles`; None leaves keys and roles as the source gives them.
 
     Raises:
         ShardError: the shard is damaged; with the byte offset.
         SourceError: the storage failed.
     """
     members = iter(source.members(on_damaged_shard=on_damaged_shard, damage=damage))  # of a user: any iterable
+    if roles is not None:
+        members = (with_roles(member, roles) for member in members)
     if until is not None:
         members = takewhile(lambda member: not until(member), members)
     while batch := list(islice(members, BATCH_MEMBERS)):

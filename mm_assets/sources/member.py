@@ -5,7 +5,9 @@ Names are only text: they are never used as paths of a file system.
 
 from __future__ import annotations
 
+import fnmatch
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -13,6 +15,7 @@ import pyarrow as pa
 
 __all__ = [
     "MEMBER_INDEX_SCHEMA",
+    "NUMBERED",
     "Member",
     "OnDamage",
     "ShardDamage",
@@ -22,10 +25,13 @@ __all__ = [
     "named_member",
     "plain_name",
     "required",
+    "role_matches",
     "skipped_bytes",
     "split_member_name",
+    "with_roles",
 ]
 
+NUMBERED = "#"  # a role pattern: any whole number, as in x.0.png, x.1.png
 
 OnDamage = Literal["fail", "salvage"]
 """Damage of a container: "fail" raises, "salvage" lists the damaged bytes as an entry and continues after them."""
@@ -53,6 +59,7 @@ MEMBER_INDEX_SCHEMA: pa.Schema = pa.schema(
 """One row per entry of a shard; `byte_offset` is null where the content is not one range of the shard."""
 
 _SKIPPED_TYPES = {"directory": "directory", "symlink": "symbolic link", "device": "device", "other": "unknown type"}
+_DIGITS = re.compile(r"[0-9]+")
 _LOOKS_ESCAPED = re.compile(r"\\(?:\\|x[0-9a-f]{2})")
 _COMPRESSIONS = frozenset({"gz", "bz2", "xz", "zst"})
 _DOT, _BACKSLASH = b".\\"  # numbers, which bytes are searched for faster than for bytes
@@ -70,8 +77,8 @@ class Member(NamedTuple):
             not one range of the shard: compressed shards or members, and sparse members.
         byte_size: bytes of the content, holes of sparse members included.
         member_type: "file", "sparse", "hardlink", "symlink", "directory", "device" or "other".
-        sample_key: path up to the first dot of the base name.
-        role: the part between that dot and the extension.
+        sample_key: path up to the first dot of the base name, unless `samples.roles` is set (see `split_member_name`).
+        role: the part between the key and the extension.
         extension: lower case, without the dot; that inside of a compressed member (see `split_member_name`).
         ordinal: place in the shard, from 0.
         skip_reason: why the entry is not part of a sample, or None.
@@ -113,7 +120,12 @@ def plain_name(name: str) -> str:
     return name
 
 
-def split_member_name(name: str) -> tuple[str, str, str]:
+def role_matches(role: str, pattern: str) -> bool:
+    """Whether a role is one of a pattern: ``*``, ``?`` and ``[abc]``, or `NUMBERED`."""
+    return bool(_DIGITS.fullmatch(role)) if pattern == NUMBERED else fnmatch.fnmatchcase(role, pattern)
+
+
+def split_member_name(name: str, roles: Sequence[str] | None = None) -> tuple[str, str, str]:
     """Key, role and extension of a member's name.
 
     The key is the path up to the first dot of the base name, without a leading ``./``; the extension is what follows
@@ -121,17 +133,27 @@ def split_member_name(name: str) -> tuple[str, str, str]:
     ``x.json`` gives ``("x", "", "json")``, and a name without a dot is all key. The extension of a compression that is
     opened is left out: ``x.json.gz`` is as ``x.json`` (see `compression_of_name`). A base name that starts with a dot
     has an empty base name in its key; the index skips such members as hidden.
+
+    With `roles`, patterns as of `role_matches`, the key ends at the last dot instead, or before the longest run of
+    parts directly in front of it that each match one of them. With ``["rgb"]``, ``x.2023.05.rgb.jpg`` gives
+    ``("x.2023.05", "rgb", "jpg")``; with ``[]`` it gives ``("x.2023.05.rgb", "", "jpg")``.
     """
     name = plain_name(name)
     dot = name.find(".", name.rfind("/") + 1)
     if dot < 0:
         return name, "", ""
-    role, _, extension = name[dot + 1 :].rpartition(".")
+    role, inner_dot, extension = name[dot + 1 :].rpartition(".")
     extension = extension.lower()
     if extension in _COMPRESSIONS and compression_of_name(name) is not None:
-        role, _, extension = role.rpartition(".")
+        role, inner_dot, extension = role.rpartition(".")
         extension = extension.lower()
-    return name[:dot], role, extension
+    if roles is None:
+        return name[:dot], role, extension
+    between = role.split(".") if inner_dot else []
+    number = len(between)
+    while number and any(role_matches(between[number - 1], pattern) for pattern in roles):
+        number -= 1
+    return ".".join([name[:dot], *between[:number]]), ".".join(between[number:]), extension
 
 
 def compression_of_name(name: str) -> str | None:
@@ -182,6 +204,14 @@ def name_parts(name: bytes) -> tuple[str, str, str, str, str | None]:
     """A file's name as text, its key, role and extension, and why it is not part of a sample, or None."""
     text = escape_name(name)
     return text, *split_member_name(text), _hidden_reason(name)
+
+
+def with_roles(member: Member, roles: Sequence[str] | None) -> Member:
+    """A member as its name is split with these roles (see `split_member_name`); None: as it is."""
+    if roles is None or not member.sample_key:  # of a directory, and of bytes between members
+        return member
+    key, role, extension = split_member_name(member.member, roles)
+    return member._replace(sample_key=key, role=role, extension=extension)
 
 
 def skipped_bytes(shard: str, start: int, end: int, *, ordinal: int, reason: str, ranged: bool = True) -> Member:

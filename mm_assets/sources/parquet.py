@@ -18,9 +18,8 @@ import base64
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from functools import cached_property
+from datetime import date, timedelta
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
@@ -35,7 +34,7 @@ from mm_assets.sources.member import Member, OnDamage, ShardDamage, named_member
 from mm_assets.sources.samples import MODALITY_OF_EXTENSION
 from mm_assets.storage.files import SourceFile
 
-__all__ = ["PARQUET_ERRORS", "PARQUET_MAGIC", "ParquetSource", "as_json_types", "cell_columns"]
+__all__ = ["PARQUET_ERRORS", "PARQUET_MAGIC", "ParquetSource", "cell_columns", "json_rows"]
 
 PARQUET_MAGIC = b"PAR1"
 PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError)
@@ -50,7 +49,14 @@ _DATA_START = (
     4  # byte after the magic number: Arrow ends the process where it is asked for the place of a damaged chunk
 )
 _LIST_KEYS = frozenset({"path", "source_ref"})  # of a list of files, beside sample_id
-_TICKS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # per second
+_TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # per second
+MAX_NUMBER_DIGITS = 15  # of a decimal type whose values are numbers: a double has them all, and not all of 16
+MAX_ARROW_DAYS = 10_000_000  # after and before 1970: of later years than 32767 Arrow writes no date, or a wrong one
+_ISO_8601 = (  # what Arrow writes, and what the standard has
+    (r"^([+-]?\d+-\d\d-\d\d) ", r"\1T"),
+    (r"([+-]\d\d)(\d\d)$", r"\1:\2"),
+    (r"^(\d{5,}-)", r"+\1"),  # a year of more digits has a sign
+)
 
 
 class _Entry(NamedTuple):
@@ -96,27 +102,105 @@ def _is_list_of_cells(kind: pa.DataType) -> bool:
 
 
 def as_json_types(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Times as text, durations as seconds and decimals as numbers, since user columns have JSON types."""
-    arrays = []
-    for column in batch.columns:
-        if pa.types.is_duration(column.type):
-            ticks = column.cast(pa.int64()).cast(pa.float64(), safe=False)
-            column = pc.divide(ticks, _TICKS[column.type.unit])
-        elif pa.types.is_temporal(column.type):
-            column = _as_text(column)
-        elif pa.types.is_decimal(column.type):
-            column = column.cast(pa.float64())
-        arrays.append(column)
-    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+    """Converts times to text, durations to seconds and decimals to numbers or text: user columns have JSON types.
+
+    Values inside of lists, structs and maps stay as they are: `json_rows` converts them.
+    """
+    return pa.RecordBatch.from_arrays([_as_json_type(column) for column in batch.columns], names=batch.schema.names)
+
+
+def json_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a batch, by column, as values that JSON has, or that `_plain` makes such.
+
+    Raises:
+        ValueError: Python does not have a value, such as a text that is not UTF-8.
+    """
+    columns = as_json_types(batch)
+    values = [
+        [_json_value(scalar) for scalar in column] if _has_no_json(column.type) else column.to_pylist()
+        for column in columns.columns
+    ]
+    for row in zip(*values, strict=True):
+        yield dict(zip(columns.schema.names, row, strict=True))
+
+
+def _as_json_type(column: pa.Array) -> pa.Array:
+    """A column of times, durations or decimals as JSON has them; any other as it is."""
+    kind = column.type
+    if pa.types.is_duration(kind):
+        ticks = column.cast(pa.int64()).to_pylist()
+        return pa.array([None if tick is None else tick / _TICKS[kind.unit] for tick in ticks], pa.float64())
+    if pa.types.is_temporal(kind):
+        return _as_text(column)
+    if pa.types.is_decimal(kind):
+        as_number = kind.precision <= MAX_NUMBER_DIGITS  # Arrow's own cast is off by a rounding step for many
+        made = [None if v is None else float(v) if as_number else f"{v:f}" for v in column.to_pylist()]
+        return pa.array(made, pa.float64() if as_number else pa.string())
+    return column
+
+
+@lru_cache(maxsize=1024)
+def _has_no_json(kind: pa.DataType) -> bool:
+    """Whether a type, or one inside of it, is of times, durations or decimals."""
+    if pa.types.is_struct(kind):
+        return any(_has_no_json(field.type) for field in kind)
+    if pa.types.is_map(kind):
+        return _has_no_json(kind.key_type) or _has_no_json(kind.item_type)
+    if (pa.types.is_nested(kind) and not pa.types.is_union(kind)) or pa.types.is_dictionary(kind):
+        return _has_no_json(kind.value_type)
+    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
+
+
+def _json_value(scalar: pa.Scalar) -> Any:
+    """A value as Python has it, with times, durations and decimals at any depth as `as_json_types` has them."""
+    kind = scalar.type
+    if not scalar.is_valid or not _has_no_json(kind):
+        return scalar.as_py()
+    if pa.types.is_dictionary(kind):
+        return _json_value(scalar.value)
+    if pa.types.is_struct(kind):
+        return {field.name: _json_value(scalar[number]) for number, field in enumerate(kind)}
+    if not pa.types.is_nested(kind):
+        return _as_json_type(pa.repeat(scalar, 1))[0].as_py()
+    items = [_json_value(item) for item in _as_json_type(scalar.values)]
+    return [tuple(item.values()) for item in items] if pa.types.is_map(kind) else items
 
 
 def _as_text(column: pa.Array) -> pa.Array:
-    """Times as text; those of an unknown time zone as UTC."""
+    """Times as ISO 8601 has them, to the digits of their unit; those of an unknown time zone as UTC."""
     try:
-        return column.cast(pa.string())
+        text = column.cast(pa.string())
     except pa.ArrowInvalid:
         utc = column.cast(pa.timestamp(column.type.unit)).cast(pa.string())
-        return pc.binary_join_element_wise(utc, "Z", "")
+        text = pc.binary_join_element_wise(utc, "Z", "")
+    if pa.types.is_time(column.type):
+        return text
+    for pattern, replacement in _ISO_8601:
+        text = pc.replace_substring_regex(text, pattern, replacement)
+    ticks = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64()).cast(pa.int64())
+    limit = min(MAX_ARROW_DAYS * _ticks_per_day(column.type), 2**63 - 1)
+    far = pc.fill_null(pc.or_(pc.greater(ticks, limit), pc.less(ticks, -limit)), False)
+    return pc.replace_with_mask(text, far, pa.array(map(_far_text, column.filter(far)), pa.string()))
+
+
+def _ticks_per_day(kind: pa.DataType) -> int:
+    """Units of a type of dates, or of dates with times, in a day."""
+    return 1 if pa.types.is_date32(kind) else 86_400 * _TICKS["ms" if pa.types.is_date64(kind) else kind.unit]
+
+
+def _far_text(scalar: pa.Scalar) -> str:
+    """A date or time of any year, in UTC: the calendar repeats every 400 years."""
+    kind = scalar.type
+    days, tick = divmod(scalar.value, _ticks_per_day(kind))
+    cycles, day = divmod(days, 146_097)
+    of_cycle = date(1970, 1, 1) + timedelta(day)
+    text = f"{of_cycle.year + 400 * cycles:+05}{of_cycle:-%m-%d}"
+    if not pa.types.is_timestamp(kind):
+        return text
+    digits = len(str(_TICKS[kind.unit])) - 1
+    second, part = divmod(tick, _TICKS[kind.unit])
+    clock = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}" + (f".{part:0{digits}}" if digits else "")
+    return f"{text}T{clock}{'' if kind.tz is None else 'Z'}"
 
 
 class ParquetSource:
@@ -420,10 +504,10 @@ def _value(batch: pa.RecordBatch, name: str, row: int) -> Any:
     """A value as Python has it.
 
     Raises:
-        ValueError: Python does not have it, such as a date after the year 9999 in a list.
+        ValueError: Python does not have it, such as a text that is not UTF-8.
     """
     try:
-        return batch.column(name)[row].as_py()
+        return _json_value(batch.column(name)[row])
     except PARQUET_ERRORS as error:
         raise ValueError(f"column {name!a}: {first_line(error)}") from error
 
@@ -461,12 +545,6 @@ def dump_values(value: Mapping[str, Any]) -> str:
 
 def _plain(value: object) -> object:
     """A value inside a list or struct as JSON knows it."""
-    if isinstance(value, date | time | datetime):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Decimal):
-        return float(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return str(value)

@@ -5,6 +5,8 @@ Grouping holds the member index of one shard, never a payload. Samples are in th
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -19,6 +21,7 @@ __all__ = [
     "MODALITY_OF_EXTENSION",
     "Sample",
     "ShardMembers",
+    "id_prefixes",
     "is_metadata",
     "is_text",
     "metadata_member",
@@ -182,3 +185,36 @@ def shard_labels(shards: Sequence[str]) -> dict[str, str]:
     if len(set(labels)) < len(set(shards)):
         labels = list(shards)  # they differ only in their suffixes
     return dict(zip(shards, labels, strict=True))
+
+
+def id_prefixes(shards: Mapping[str, Sequence[str]], declared: str) -> dict[str, str]:
+    """Returns what the ids of each shard's samples start with where partitions are groups of shards.
+
+    It is the shard's path below the part of `declared` before its first pattern, without suffix. So it does not depend
+    on other shards, and is unique, unless shards differ in their suffix alone: then only the first suffix of the format
+    is left out.
+
+    Args:
+        shards: the shards of a partition by path or URL, each with the suffixes of its format.
+        declared: the folder, glob, list or file that the dataset was declared with.
+    """
+    paths = {url: _path_below(url, declared) for url in shards}
+    bare = {url: _without_suffix(paths[url], suffixes) for url, suffixes in shards.items()}
+    uses = Counter(bare.values())
+    return {
+        url: bare[url] if uses[bare[url]] == 1 or paths[url] == bare[url] + suffixes[0] else paths[url]
+        for url, suffixes in shards.items()
+    }
+
+
+def _path_below(url: str, declared: str) -> str:
+    head = re.split(r"[*?\[{]", declared, maxsplit=1)[0]
+    roots = [head.rstrip("/") + "/"] if declared and head == declared else []  # of a folder; a file is below its own
+    found = next((root for root in (*roots, head[: head.rfind("/") + 1]) if root and root in url), None)
+    path = url.rsplit("/", 1)[-1] if found is None else url[url.index(found) + len(found) :]
+    return path.partition("?")[0] if url.startswith(("http://", "https://")) else path  # without a signature
+
+
+def _without_suffix(path: str, suffixes: Sequence[str]) -> str:
+    found = next((s for s in sorted(suffixes, key=len, reverse=True) if path.lower().endswith(s)), "")
+    return path[: len(path) - len(found)] or path

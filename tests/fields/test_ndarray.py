@@ -1,4 +1,5 @@
 import io
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mm_assets.errors import EncodeError, FormatError
+from mm_assets.errors import ConfigError, EncodeError, FormatError
 from mm_assets.fields import NDArrayField
 from mm_assets.testing import FieldSuite
 
@@ -21,7 +22,13 @@ MATRIX = np.arange(6, dtype="<f4").reshape(2, 3)
 
 
 class TestNDArrayField(FieldSuite):
-    fields = [NDArrayField(), NDArrayField("float32"), NDArrayField("float32", (None, 3)), NDArrayField(shape=())]
+    fields = [
+        NDArrayField(),
+        NDArrayField("float32"),
+        NDArrayField("float32", (None, 3)),
+        NDArrayField(shape=()),
+        NDArrayField("bfloat16"),
+    ]
     cases = [
         (MATRIX, MATRIX),
         (np.arange(3, dtype=">i8"), np.arange(3, dtype="<i8")),
@@ -119,3 +126,65 @@ class TestNDArrayField(FieldSuite):
                 self.field.encode(start + tail)
             except EncodeError as error:
                 assert "expected" in str(error)  # noqa: PT017  # the bytes may also be valid
+
+
+def _number(pattern: int, num_exponent: int, bias: int) -> Fraction:
+    """The number of a pattern of 8 bits that is finite."""
+    num_fraction = 7 - num_exponent
+    exponent, fraction = (pattern & 127) >> num_fraction, Fraction(pattern & (2**num_fraction - 1), 2**num_fraction)
+    size = (1 + fraction) * Fraction(2) ** (exponent - bias) if exponent else fraction * Fraction(2) ** (1 - bias)
+    return -size if pattern > 127 else size
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_exponent", "bias", "nan", "infinite"),
+    [
+        ("float8_e4m3fn", 4, 7, {0x7F, 0xFF}, set()),
+        ("float8_e4m3fnuz", 4, 8, {0x80}, set()),
+        ("float8_e5m2", 5, 15, {*range(0x7D, 0x80), *range(0xFD, 0x100)}, {0x7C, 0xFC}),
+        ("float8_e5m2fnuz", 5, 16, {0x80}, set()),
+    ],
+)
+@pytest.mark.parametrize("descr", ["|V1", "<f1"])
+def test_every_float_of_8_bits_is_exact_as_float16(dtype, num_exponent, bias, nan, infinite, descr):
+    """Each of the 256 patterns, in a file as `np.save` writes it, decodes to its number in the declared format."""
+    content = npy(np.arange(256, dtype="u1").view("V1")).replace(b"'|V1'", f"'{descr}'".encode())
+    field = NDArrayField(dtype=dtype)
+    found = field.decode(*field.encode(content))
+    assert found.dtype == np.float16
+    for pattern, value in enumerate(found.tolist()):
+        if pattern in nan:
+            assert np.isnan(value)
+        elif pattern in infinite:
+            assert value == (-np.inf if pattern > 127 else np.inf)
+        else:
+            assert Fraction(value) == _number(pattern, num_exponent, bias)
+            assert np.signbit(value) == (pattern > 127)
+
+
+@pytest.mark.parametrize("shape", [(65536,), (256, 256), (0,), (2, 0)])
+def test_every_bfloat16_is_exact_as_float32(shape):
+    """Each of the 65,536 patterns is the float32 whose upper half it is, NaN payloads included, in any order."""
+    bits = np.arange(np.prod(shape), dtype="<u2").reshape(shape)
+    field = NDArrayField(dtype="bfloat16", shape=(None,) * len(shape))
+    expected = (bits.astype("<u4") << 16).view("<f4")
+    for value in (bits.view("V2"), npy(bits.view("V2")), npy(np.asfortranarray(bits.view("V2")))):
+        found = field.decode(*field.encode(value))
+        assert found.dtype == np.float32
+        assert found.shape == shape
+        assert found.tobytes() == expected.tobytes()
+    assert field.decode(*field.encode(expected)).tobytes() == expected.tobytes()  # its own values are taken again
+
+
+def test_small_floats_are_never_guessed():
+    """Opaque elements without a declaration are refused with a hint, as are other arrays of that size with one."""
+    opaque = np.zeros(3, "V2")
+    with pytest.raises(EncodeError, match=r"\|V2 .*if its elements are bfloat16, declare that as the field's dtype"):
+        NDArrayField().encode(npy(opaque))
+    with pytest.raises(EncodeError, match=r"\|V1 .*float8_e4m3fn or .*declare that"):
+        NDArrayField(dtype="float32").encode(np.zeros(3, "V1"))
+    for value in (np.zeros(3, np.float16), np.zeros(3, "V1"), np.zeros(3, "V4"), np.zeros(3, [("a", "V2")])):
+        with pytest.raises(EncodeError, match="expected"):
+            NDArrayField(dtype="bfloat16").encode(value)
+    with pytest.raises(ConfigError, match="float8_e5m2fnuz"):
+        NDArrayField(dtype="float8")

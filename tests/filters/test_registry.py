@@ -23,6 +23,7 @@ def test_every_built_in_filter_can_be_built(kind):
     """Each name of the registry gives a filter of that name, with its own instance each time."""
     needed = {
         "audio_duration": {"min_seconds": 1},
+        "has_modalities": {"modalities": ["video"]},
         "image_size": {"min_width": 1},
         "image_to_text_ratio": {"max": 1},
         "text_length": {"min_chars": 1},
@@ -275,6 +276,26 @@ class TestImageToTextRatio(FilterSuite):
         )
     ]
     bad_configs = [{"max": -1}]
+
+
+class TestHasModalities(FilterSuite):
+    config = {"type": "has_modalities", "modalities": ["image", "text"]}
+    cases = [
+        (
+            {
+                "a": [("image", b"1"), ("text", "both")],
+                "b": [("text", "no image")],
+                "c": [("image", b"2"), ("image", b"3")],
+                "d": [],
+            },
+            {
+                **{("b", place): "no_image" for place in (-1, 0)},
+                **{("c", place): "no_text" for place in (-1, 0, 1)},
+                ("d", -1): "no_image",
+            },
+        )
+    ]
+    bad_configs = [{"modalities": []}, {"modalities": "image"}, {"modalities": ["image"], "scope": "row"}]
 
 
 class TestExactDuplicates(FilterSuite):

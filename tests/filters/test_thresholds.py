@@ -26,12 +26,16 @@ LIMITS: dict[str, dict[str, Any]] = {
         "min_height": 2,
     },
 }
-WITHOUT = {"exact_duplicates", "near_duplicates"}  # which compare rows with others
+WITHOUT: dict[str, dict[str, Any]] = {
+    "exact_duplicates": {},
+    "has_modalities": {"modalities": ["image"]},
+    "near_duplicates": {},
+}
 
 
 def test_every_filter_with_limits_names_them() -> None:
     """The table of this test has all built-in filters."""
-    assert set(LIMITS) | WITHOUT == set(BUILTIN_FILTERS)
+    assert set(LIMITS) | set(WITHOUT) == set(BUILTIN_FILTERS)
 
 
 @pytest.mark.parametrize("kind", LIMITS)
@@ -50,7 +54,7 @@ def test_thresholds_are_the_parameters(kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(WITHOUT))
 def test_other_filters_name_none(kind: str) -> None:
     """A filter without limits on a measure has no thresholds."""
-    assert list(build_filter({"type": kind}, where="test", key="filters[0]").thresholds()) == []
+    assert list(build_filter({"type": kind, **WITHOUT[kind]}, where="test", key="filters[0]").thresholds()) == []
 
 
 def test_what_is_limited_is_held_by_an_annotator() -> None:

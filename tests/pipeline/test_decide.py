@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.pipeline.decide import MAX_SAMPLES, MAX_SHARDS, Decision, decide_layout
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
@@ -245,3 +247,118 @@ def test_lists_give_columns_on_any_row(tmp_path: Path) -> None:
     found = decide(tmp_path)
     assert [(c.name, c.type, c.rows) for c in found.schema.user_columns] == [("score", "double", "")]
     assert found.num_samples == MAX_SAMPLES
+
+
+def test_names_with_dates_are_noted(tmp_path: Path) -> None:
+    """Registration names the setting that makes samples of names with dots; with it, nothing is noted."""
+    members = {f"IMG_2023.05.{day:02}_12.30.00.{kind}": "x" for day in range(1, 9) for kind in ("txt", "png")}
+    make_shard(tmp_path / "in" / "a.tar", members)
+    (note,) = decide(tmp_path).notes
+    assert note.startswith("1 of 1 sampled sample may be several samples")
+    assert "set `samples.roles` to `[]`" in note
+    found = decide(tmp_path, samples={"roles": []})
+    assert (found.num_samples, found.schema.pack["preset"], found.notes) == (8, "image_text", ())
+    assert found.schema.pack["roles"] == []
+
+
+def test_roles_are_not_for_parquet(tmp_path: Path) -> None:
+    """Members of a Parquet file are named after its columns, which the setting would take apart."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"jpg": [b"\xff\xd8\xff"], "mask": [b"\xff\xd8\xff"]}), tmp_path / "in" / "a.parquet")
+    with pytest.raises(ConfigError, match=r"samples\.roles: is set, but the members of .*a\.parquet are named after"):
+        decide(tmp_path, samples={"roles": []})
+
+
+@pytest.mark.parametrize(
+    ("media", "others", "note"),
+    [
+        ({"mp4": b""}, {}, "7 of 10 sampled samples have no media, though others have video"),
+        ({"png": PNG, "wav": b""}, {}, "7 of 10 sampled samples have no media, though others have audio, image"),
+        ({"mp4": b""}, {"jpg": PNG}, None),
+        ({}, {}, None),
+    ],
+)
+def test_samples_without_media_are_counted(
+    tmp_path: Path, media: Mapping[str, bytes], others: Mapping[str, bytes], note: str | None
+) -> None:
+    """Downloads that failed left captions alone: registration says how many, and which filter drops them."""
+    members: dict[str, object] = {}
+    for n in range(10):
+        found = media if n in (3, 6, 8) else others
+        members |= {f"{n}.txt": "t", f"{n}.json": {"n": n}, **{f"{n}.{kind}": value for kind, value in found.items()}}
+    make_shard(tmp_path / "in" / "a.tar", members)
+    notes = [found for found in decide(tmp_path).notes if "no media" in found]
+    assert len(notes) == (note is not None)
+    for found in notes:
+        assert found.startswith(str(note))
+        assert "filter `has_modalities`" in found
+
+
+@pytest.mark.parametrize(
+    ("modality", "field"),
+    [("audio", "AudioField"), ("image", "ImageField"), ("video", "SyncedVideoAudioField"), ("array", "NDArrayField")],
+)
+def test_a_declared_extension_selects_the_field_of_its_modality(tmp_path: Path, modality: str, field: str) -> None:
+    """A member whose extension says nothing has the field of what the declaration says it is; else it is bytes."""
+    members = {f"{n}.{kind}": b"" for n in range(4) for kind in ("one.data", "one.png", "two.mid")}
+    make_shard(tmp_path / "in" / "a.tar", members)
+    fields = {m["name"]: m["field"] for m in decide(tmp_path, pack="generic").schema.pack["modalities"]}
+    assert fields["binary_one" if "binary_one" in fields else "one"] in ("BytesField", "ImageField")
+    declared = decide(tmp_path, pack="generic", samples={"extensions": {"data": modality}})
+    (row,) = [row for row in declared.row_kinds if "data" in row.extensions]
+    found = {m["name"]: m for m in declared.schema.pack["modalities"]}[row.packed_as[0]]
+    assert field in (found["field"], found["config"].get("inner", {}).get("type"))
+
+
+@pytest.mark.parametrize(
+    ("members", "preset", "columns"),
+    [
+        (
+            {"wav": b"", "txt": "t", "json": {"text": "t", "words": [{"word": "t", "start": 0, "end": 1}], "audio": 1}},
+            "speech",
+            {"text_column": "text", "audio_column": "audio"},
+        ),
+        (
+            {"left.png": PNG, "state.npy": b"", "json": {"task": "t", "timestamp": 1.5, "left": 1, "metadata": 2}},
+            "robotics",
+            {"left_column": "left", "metadata_column": "metadata"},
+        ),
+        (
+            {"png": PNG, "txt": "t", "json": {"image": "x.png", "n": 1}},
+            "image_text",
+            {"image_column": "image", "n": "n"},
+        ),
+        (
+            {"mp4": b"", "txt": "t", "json": {"clip": 1, "rest": 2}},
+            "video",
+            {"clip_column": "clip", "rest_column": "rest"},
+        ),
+        ({"mid": b"", "wav": b"", "json": {"midi": 1, "n": 2}}, "music", {"midi_column": "midi", "n": "n"}),
+        (
+            {"xyz": b"", "json": {"rows": 1, "rows_column": 2}},
+            "generic",
+            {"rows_column_column": "rows", "rows_column": "x"},
+        ),
+        ({"json": {"texts": ["t"], "images": [None], "text": 1}}, "interleaved", {"text_column": "text"}),
+        ({"png": PNG, "json": {"words": [], "document": 1}}, "document", {"document_column": "document"}),
+        ({"png": PNG, "txt": "t", "json": {"pair": 1}}, "image_text_pair", {"pair_column": "pair"}),
+        ({"png": PNG, "txt": "t"}, "image_text", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_all_columns_fit_every_preset(
+    tmp_path: Path, members: Mapping[str, object], preset: str, columns: Mapping[str, str]
+) -> None:
+    """Columns whose names the preset has get others; those whose value it packs itself are not packed twice."""
+    make_shard(tmp_path / "in" / "a.tar", {f"{n}.{kind}": value for n in range(3) for kind, value in members.items()})
+    found = decide(tmp_path, pack={"preset": preset, "columns": "all"})
+    packed = {m["name"]: m["key"][0] for m in found.schema.pack["modalities"] if m.get("take") == "column"}
+    if preset == "generic":
+        assert set(packed) == {"rows_column", "rows_column_column"}
+        assert set(packed.values()) == {"rows", "rows_column"}
+    else:
+        assert {name: key for name, key in packed.items() if name in columns} == columns
+    names = [m["name"] for m in found.schema.pack["modalities"]]
+    assert len(set(names)) == len(names)
+    taken = {m["key"][0] for m in found.schema.pack["modalities"] if m.get("take") in ("json", "column") and m["key"]}
+    assert {column.name for column in found.schema.user_columns} <= taken

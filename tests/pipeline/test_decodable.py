@@ -21,6 +21,7 @@ from mm_assets.pipeline.stages import StageResult, filtered_rows
 from mm_assets.pipeline.store import DatasetStore
 
 from .chain import at_work, declare, marker_of, run_chain
+from .shards import make_shard, png
 
 PACK = {"preset": "generic", "fields": [{"name": "raw", "field": "BytesField", "modality": "image", "role": "raw"}]}
 KINDS = dict.fromkeys(("jpg", "png"), "image") | dict.fromkeys(("wav", "flac", "mp3"), "audio")
@@ -219,3 +220,19 @@ def test_a_missing_package_is_not_damage(shard: Path, tmp_path: Path, monkeypatc
     with pytest.raises(MissingExtraError, match="pip install"):
         at_work(filtered_rows, dataset, "s")
     assert not dataset.store.exists("filtered_rows/s.parquet")
+
+
+@pytest.mark.parametrize("preset", ["generic", "image_text"])
+def test_media_whose_extension_is_unknown_are_named(tmp_path: Path, preset: str) -> None:
+    """Pictures that are packed as bytes are noted with the setting that makes them pictures; with it, nothing is."""
+    shard = make_shard(tmp_path / "s.tar", {f"{n}.{kind}": png(n) for n in range(3) for kind in ("png", "Data")})
+    for extensions in ({}, {"data": "image"}):
+        spec = declare(tmp_path / f"root{len(extensions)}", shard, pack=preset, samples={"extensions": extensions})
+        _, results = run_chain(spec)
+        notes = [note for note in results["s"][FILTERED_ROWS.name].record.notes if "samples.extensions" in note]
+        if extensions or preset == "image_text":  # which has no place for bytes
+            assert notes == []
+        else:
+            (note,) = notes
+            assert note.startswith("3 members with the extension 'data' hold image, but are packed as bytes")
+            assert "set `samples.extensions: {data: image}`" in note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mm_assets.pipeline.work import PartitionWork
 
 from .chain import at_work, declare, run_chain
 from .shards import CAPTIONS, DOCUMENTS, make_shard
+from .test_spec import DECISIVE
 
 
 def test_an_unusable_root_is_named_by_its_key(tmp_path: Path) -> None:
@@ -134,3 +136,34 @@ def test_a_flipped_bit_between_two_stages_of_one_run_stops_the_second(tmp_path: 
         path.write_bytes(content)
         with pytest.raises(SourceError, match=r"its SHA-256 is \w{64}, expected \w{64} as recorded"):
             stages.packed(work)
+
+
+@pytest.mark.parametrize("name", sorted(DECISIVE))
+def test_a_setting_that_decides_the_schema_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    """A change is named with the command that accepts it, and is accepted by it; what decides nothing may change."""
+    shard = make_shard(tmp_path / "in" / "s.tar", {**CAPTIONS, "x.json": {"a": 1}})
+    spec = declare(tmp_path / "root", shard)
+    register(DatasetStore(spec))
+    register(DatasetStore(spec.replace(samples={"allow_references": True, "allowed_references": ["https://x.org/"]})))
+    changed = DatasetStore(spec.replace(samples={name: DECISIVE[name]}))
+    with pytest.raises(ConfigError, match=rf"samples\.{name}: changed since .* register --dataset data --new-schema"):
+        register(changed)
+    register(changed, new_schema=True)
+    register(changed)
+
+
+def test_settings_that_an_earlier_release_did_not_store_are_not_refused(tmp_path: Path) -> None:
+    """What one of them was is unknown, so that a dataset may go on; a message names all that changed."""
+    shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
+    spec = declare(tmp_path / "root", shard, samples={"texts_field": "t"})
+    dataset = DatasetStore(spec)
+    register(dataset)
+    file = tmp_path / "root" / "data" / "schema.json"
+    stored = json.loads(file.read_text())
+    earlier = {"user_columns", "per_image_fields", "per_text_fields", "extensions"}
+    stored["declared"]["samples"] = {k: v for k, v in stored["declared"]["samples"].items() if k in earlier}
+    file.write_text(json.dumps(stored))
+    register(DatasetStore(spec))
+    other = spec.replace(samples={"roles": [], "texts_field": "u", "user_columns": []}, pack="generic")
+    with pytest.raises(ConfigError, match=r"samples\.roles: changed .*\(and so did samples\.user_columns, pack\)"):
+        register(DatasetStore(other))

@@ -61,6 +61,64 @@ def test_grouped_partitions(tmp_path: Path) -> None:
     assert list(values(dataset, "part-0")) == ["part-0-00/x", "part-0-01/y"]
 
 
+def test_ids_of_groups_are_unique_and_do_not_depend_on_other_shards(tmp_path: Path) -> None:
+    """Shards of one name in different folders give different ids, which stay when a shard joins their group."""
+    members = {"0.png": png(1), "0.txt": "text"}
+    for name in ("xxx/a/0.tar", "yyy/a/0.tar"):
+        make_shard(tmp_path / "in" / name, members)
+    spec = declare(tmp_path / "root", tmp_path / "in", partition_pattern="^(?P<partition>[a-z]+)/")
+    dataset, _ = run_chain(spec)
+    assert [list(values(dataset, key)) for key in ("xxx", "yyy")] == [["xxx/a/0/0"], ["yyy/a/0/0"]]
+    make_shard(tmp_path / "in" / "xxx/b/0.tar", members)
+    register(dataset)
+    run_partition(dataset, "xxx")
+    assert list(values(dataset, "xxx")) == ["xxx/a/0/0", "xxx/b/0/0"]
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+def test_with_roles_keys_may_have_dots(tmp_path: Path, suffix: str) -> None:
+    """Names with dates are a sample each, with the listed roles, through every stage and check, compressed or not."""
+    members: dict[str, object] = {}
+    for day in range(1, 4):
+        name = f"DCIM/IMG_2023.05.{day:02}"
+        members |= {f"{name}.rgb.png": png(day), f"{name}.mask.png": png(10 + day), f"{name}.json": {"day": day}}
+    make_shard(tmp_path / "in" / f"s.{suffix}", members)
+    dataset, _ = run_chain(declare(tmp_path / "root", tmp_path / "in", samples={"roles": ["rgb", "mask"]}))
+    found = values(dataset, "s")
+    assert list(found) == [f"DCIM/IMG_2023.05.{day:02}" for day in range(1, 4)]
+    for day, sample in enumerate(found.values(), 1):
+        assert sample["metadata"] == {"day": day}
+        assert (sample["rgb"], sample["mask"]) == (pixels(day).tolist(), pixels(10 + day).tolist())
+
+
+def test_a_text_that_names_a_member_is_the_only_image(tmp_path: Path) -> None:
+    """Beside a list of texts, `images` may be the name of one member; any other text is a reject, as before."""
+    members: dict[str, object] = {
+        "a.json": {"texts": ["one"], "images": "a.png"},
+        "a.png": png(1),
+        "b.json": {"texts": [None, "two"], "images": "./pages/b.png"},
+        "pages/b.png": png(2),
+        "c.json": {"texts": ["three"], "images": ["c.png"]},
+        "c.png": png(3),
+        "d.json": {"texts": ["four"], "images": "a cat"},
+        "d.png": png(4),
+        "e.json": {"images": "e.png"},
+        "e.png": png(5),
+        "e.txt": "five",
+    }
+    make_shard(tmp_path / "in" / "s.tar", members)
+    dataset, results = run_chain(
+        declare(tmp_path / "root", tmp_path / "in", pack="interleaved", samples={"per_image_fields": ["alt"]})
+    )
+    found = values(dataset, "s")
+    for seed, (key, texts) in enumerate([("a", [(0, "one")]), ("b", [(1, "two")]), ("c", [(0, "three")])], 1):
+        assert list(found[key]["image"]) == [(0, pixels(seed).tolist())]
+        assert list(found[key]["text"]) == texts
+    assert list(found["e"]["image"]) == [(0, pixels(5).tolist())]
+    assert results["s"]["rows"].record.counts["rejects.not_a_list"] == 1
+    assert results["s"]["rows"].record.counts["rejects.unreferenced_member"] == 1
+
+
 @pytest.mark.parametrize("other", ["q/s.tar", "p/s.tar.gz"])
 def test_two_shards_that_take_one_key_are_refused(tmp_path: Path, other: str) -> None:
     """Without a pattern two shards of one base name are an error that names both and the way out."""

@@ -8,7 +8,8 @@ import pytest
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline.chain import RECORDED_STAGES
-from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.spec import NOT_DECISIVE, DatasetSpec
+from mm_assets.rows.schema import MemberRules
 from mm_assets.storage.files import SourceFile
 
 GOOD: dict[str, Any] = {"name": "docs", "shards": "shards/*.tar", "root": "/data"}
@@ -174,3 +175,28 @@ def test_a_chained_url_is_refused_by_name(tmp_path: Path, key: str, url: str) ->
     assert caught.value.key == key
     with pytest.raises(SourceError, match="chained URL"):
         SourceFile(url)
+
+
+NEUTRAL = {"allow_references", "allowed_references"}  # of `samples`: a person has classified each setting
+DECISIVE: dict[str, Any] = {
+    "sample_id_field": "url",
+    "texts_field": "t",
+    "images_field": "i",
+    "image_member_field": "f",
+    "user_columns": ["a"],
+    "per_image_fields": ["q"],
+    "per_text_fields": ["z"],
+    "extensions": {"pt": "array"},
+    "encoding": "cp932",
+    "max_text_bytes": 1000,
+    "roles": ["rgb"],
+}
+
+
+def test_every_setting_of_samples_is_classified() -> None:
+    """A new setting of `samples` decides the schema unless it is listed as one that does not, and is added here."""
+    assert set(MemberRules.model_fields) == NEUTRAL | DECISIVE.keys()
+    assert set(spec().declared["samples"]) == DECISIVE.keys()
+    assert NOT_DECISIVE == NEUTRAL
+    for name, value in DECISIVE.items():
+        assert spec(samples={name: value}).declared["samples"][name] == value

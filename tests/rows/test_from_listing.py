@@ -119,11 +119,11 @@ def test_columns_that_json_does_not_know(tmp_path: Path) -> None:
     assert rejects == []
     row = rows[1]
     assert (row["when"], row["day"], row["clock"]) == (
-        "2024-01-02 03:04:05.000000",
+        "2024-01-02T03:04:05.000000",
         "2024-01-02",
         "03:04:05.000000",
     )
-    assert row["zoned"] == "2024-01-02 03:04:05.000000Z"
+    assert row["zoned"] == "2024-01-02T03:04:05.000000Z"
     assert (row["took"], row["price"]) == (1.0005, 2.5)
     assert "raw" not in row
     assert "column 'raw'" in stream.notes[0]
@@ -354,17 +354,10 @@ def test_every_cell_is_read_from_its_locator(tmp_path: Path, data: st.DataObject
     assert {reject["reason"] for reject in rejects} <= {"no_source"}
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array([b"caf\xe9", b"x"], pa.binary()).view(pa.string()),
-        pa.array([[2**62], [0]], pa.list_(pa.int64())).view(pa.list_(pa.timestamp("us"))),
-    ],
-    ids=["not_utf8", "year_148000"],
-)
-def test_values_that_python_cannot_hold_refuse_the_list(tmp_path: Path, column: pa.Array) -> None:
-    """A text that is not UTF-8, or a date after the year 9999, is an error of this list, and of no other."""
+def test_values_that_python_cannot_hold_refuse_the_list(tmp_path: Path) -> None:
+    """A text that is not UTF-8 is an error of this list, and of no other."""
     path = tmp_path / "l.parquet"
+    column = pa.array([b"caf\xe9", b"x"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"sample_id": ["a", "b"], "path": ["a.png", "b.png"], "value": column}), path)
     with pytest.raises(SourceError, match="is not a readable Parquet list"):
         read(path)
