@@ -17,7 +17,7 @@ import click
 
 from mm_assets.cli.document import json_option, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options, parsed_settings
-from mm_assets.cli.output import echo, printable
+from mm_assets.cli.output import echo, printable, report_skipped
 from mm_assets.cli.project import declarations_folder, make_project, project_folder
 from mm_assets.cli.secrets import is_secret
 from mm_assets.errors import ConfigError
@@ -42,9 +42,7 @@ def command(chosen: DatasetChoice, place: str | None, makes_project: bool) -> No
     SHARDS is a folder, glob or URL. A file that is there is never overwritten. Nothing is registered or packed.
     """
     from mm_assets.pipeline.decide import decide_layout
-    from mm_assets.pipeline.register import group_shards, no_shards
-    from mm_assets.rows.base import shard_suffixes
-    from mm_assets.storage.listing import expand_shards
+    from mm_assets.pipeline.register import list_shards, no_shards
 
     if place is None and chosen.shards is None:
         raise ConfigError("arguments", "SHARDS", "is missing: give a folder, glob or URL of the shards")
@@ -54,11 +52,11 @@ def command(chosen: DatasetChoice, place: str | None, makes_project: bool) -> No
     if place is not None and chosen.shards is not None:
         raise ConfigError("arguments", "--shards", "is given beside SHARDS: give one of them")
     (spec,) = replace(chosen, shards=place or chosen.shards).specs(read_only=True)
-    listed = expand_shards(spec.shards, spec.storage_options, suffixes=shard_suffixes(spec.source, where=spec.where))
-    if not listed:
-        raise no_shards(spec)
-    group_shards(spec, listed)  # which refuses keys that are not allowed
-    decision = decide_layout(spec, [shard.url for shard in listed])
+    partitions, skipped = list_shards(spec)
+    if not partitions:
+        raise no_shards(spec, skipped)
+    report_skipped(spec.name, skipped)
+    decision = decide_layout(spec, sorted(shard.url for partition in partitions for shard in partition.shards))
     made = make_project(Path.cwd()) if project_folder(Path.cwd()) is None else ()
     if not made and spec.name in chosen.declared():
         raise ConfigError("arguments", "--dataset", f"{spec.name!r} is declared already: give another name")
@@ -105,7 +103,7 @@ def _is_packed(spec: DatasetSpec) -> bool:
     from mm_assets.pipeline.store import DatasetStore
 
     registered = DatasetStore(spec).registered()
-    return registered.source == spec.shards and registered.declared == spec.declared
+    return spec.is_made_from(registered.source) and registered.declared == spec.declared
 
 
 def _declaration(

@@ -8,7 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.errors import ConfigError, SourceError
-from mm_assets.storage.urls import filesystem, is_local, local_path, storage_errors
+from mm_assets.storage.urls import (
+    filesystem,
+    is_local,
+    is_web,
+    local_path,
+    normalized_url,
+    signed_url,
+    split_signature,
+    storage_errors,
+    unreadable,
+)
 from mm_assets.summaries import counted
 from mm_assets.view.backends.base import Backend
 
@@ -18,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["open_backend"]
 
 MAX_TOGETHER = 64  # shards that are opened before the first page; of more each is opened when those before it are read
-_GLOB = "*?["
+_PATTERN = "*?[{"
 _TABLES = (".parquet", ".jsonl", ".ndjson")
 
 
@@ -46,15 +56,20 @@ def open_backend(
 
 
 def _expanded(location: str, options: Mapping[str, Any] | None) -> list[str]:
-    """The files that a glob matches; any other location as it is, a local one absolute."""
-    is_file = location.startswith(("http://", "https://")) or (is_local(location) and local_path(location).exists())
-    if any(character in location for character in _GLOB) and not is_file:
+    """The files that a pattern matches; any other location as it is, a local one absolute."""
+    if (why := unreadable(location)) is not None:
+        raise SourceError(location, why)
+    url, signature = split_signature(location)
+    is_file = is_local(location) and local_path(location).exists()
+    if any(character in url for character in _PATTERN if character != "?" or not is_web(url)) and not is_file:
+        from mm_assets.rows.base import shard_suffixes
         from mm_assets.storage.listing import expand_shards
 
-        files = [file.url for file in expand_shards(location, options, suffixes=())]
-        if not files:
-            raise SourceError(location, "matches no file")
-        return files
+        suffixes = shard_suffixes(None, where="arguments")
+        listing = expand_shards(normalized_url(location), options, suffixes=suffixes)
+        if not listing.shards:
+            raise SourceError(url, "; ".join(("matches no file", *listing.skipped)))
+        return [signed_url(file.url, signature) for file in listing.shards]
     return [str(local_path(location)) if is_local(location) else location]
 
 
@@ -83,7 +98,7 @@ def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterab
     datasets = _datasets_in(folder, options)
     if datasets:
         raise ConfigError("arguments", "X", f"{folder} holds datasets: name one, such as {folder}/{datasets[0]}")
-    shards = expand_shards(folder, options, suffixes=shard_suffixes(None, where="arguments"))
+    shards = expand_shards(folder, options, suffixes=shard_suffixes(None, where="arguments")).shards
     files = [shard.url for shard in shards] or [f"{folder}/{name}" for name in names if name.endswith(_TABLES)]
     if not files:
         raise SourceError(folder, "holds no packed files, no shards and no tables")
