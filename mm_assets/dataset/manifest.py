@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from mm_assets.errors import ConfigError, CorruptError, UnsupportedVersionError
 from mm_assets.formats.convert import WRITERS
@@ -20,7 +21,7 @@ __all__ = ["FORMATS", "PACKED_NAME", "Manifest", "PackedFile", "make_manifest", 
 FORMATS = tuple(extension.removeprefix(".") for extension in WRITERS)
 """The packed formats, as manifests and file names call them."""
 
-PACKED_NAME = re.compile(rf"([A-Za-z0-9._-]+)\.[0-9a-f]{{8}}\.({'|'.join(FORMATS)})")
+PACKED_NAME = re.compile(rf"([A-Za-z0-9._%-]+)\.[0-9a-f]{{8}}\.({'|'.join(FORMATS)})")
 """Matches the names that `packed_name` makes; its first group is the partition's key."""
 
 _VERSION = 1
@@ -182,6 +183,8 @@ def _file(shard: object, index: int, base: str, name: str, form: str) -> PackedF
     parts = path.split("/")
     if not path or ".." in parts or "" in parts or ":" in parts[0] or "\\" in path or "\0" in path:
         raise CorruptError(name, f"{where}: path", found=repr(path), expected="a path below the dataset's folder")
+    if base.startswith(("http://", "https://")):
+        path = quote(path)  # the name has a % where a shard's name is unusual, and a server would take it for an escape
     return PackedFile(
         location=f"{base}/{path}" if base or name.startswith("/") else path,
         partition=_typed(shard, "partition", str, name, f"shards[{index}]"),

@@ -14,15 +14,11 @@ import fsspec
 
 from mm_assets.errors import SourceError
 from mm_assets.storage.search import FileSearch
-from mm_assets.storage.urls import Options, filesystem, protocols, public_url, storage_errors
+from mm_assets.storage.urls import NO_SIZE, Options, filesystem, protocols, public_url, storage_errors
 
 __all__ = ["UNMARKED", "Listing", "ShardFile", "describe_file", "expand_shards"]
 
 _NO_TAG = re.compile(r"[^A-Za-z0-9._:+-]+")
-_NO_SIZE = (
-    "the storage does not report the file's size, which an HTTP server has to give as Content-Length: a shard is read "
-    "by ranges; copy it to a folder or to object storage"
-)
 UNMARKED = "unmarked"  # ends the fingerprint of a file whose storage does not report changes
 
 
@@ -63,7 +59,7 @@ def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any])
         )
     size = info.get("size")
     if size is None:
-        raise SourceError(public_url(fs, path), _NO_SIZE)
+        raise SourceError(public_url(fs, path), NO_SIZE)
     modified = info.get("LastModified")
     if modified is None:
         modified = next((info[k] for k in ("last_modified", "mtime", "created") if info.get(k)), None)

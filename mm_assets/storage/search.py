@@ -93,6 +93,14 @@ class FileSearch:
                     self._add_matching(name)
         return folder
 
+    def pages_in(self, folder: str) -> Iterator[tuple[str, Info]]:
+        """Yields the files directly in a folder of an HTTP server, by their names without escapes."""
+        _, entries = self._web_entries(folder.rstrip("/") + "/")
+        paths = [path for path, kind in entries if kind == "file"]
+        for path, info in zip(paths, self._infos(paths), strict=True):
+            if info:
+                yield unquote(_place(path).rpartition("/")[2]), info
+
     def skip(self, path: str, why: str) -> None:
         """Reports that a file is not used."""
         shown = public_url(self.fs, path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -226,9 +234,11 @@ class FileSearch:
             here = pending.pop() if pending else linked.pop()
             try:
                 identity, entries = self._local_entries(here) if self._is_local else self._web_entries(here)
+            except (FileNotFoundError, NotADirectoryError):  # removed since it was listed, or the start of a pattern
+                continue
             except Exception as error:
                 # The clients of servers have errors of their own, and one folder does not keep others from being read.
-                if here == root or not (isinstance(error, PermissionError) or http_status(error) in (401, 403, 404)):
+                if here == root or not (isinstance(error, PermissionError) or http_status(error) in (401, 403)):
                     raise
                 self.skip(here, f"cannot be listed: {reason(error)}")
                 continue

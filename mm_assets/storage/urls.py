@@ -18,6 +18,7 @@ from mm_assets.storage.s3_listing import use_fast_listings
 
 __all__ = [
     "CHAINED",
+    "NO_SIZE",
     "Options",
     "filesystem",
     "http_status",
@@ -44,6 +45,11 @@ CHAINED = (
     "before it (a shard is read by ranges, each once), and unpack an archive that zip:// or tar:// would open"
 )
 """What is wrong with ``a.tar::b.tar`` and with a URL such as ``simplecache::s3://bucket/x.tar``, and what to do."""
+
+NO_SIZE = (
+    "the storage does not report the file's size, which an HTTP server has to give as Content-Length: a shard is read "
+    "by ranges; copy it to a folder or to object storage"
+)
 
 _ARCHIVES = ("zip://", "tar://", "libarchive://")
 _NEXT_URL = re.compile(r"::(?:[A-Za-z][\w+.-]*://|/|~)")

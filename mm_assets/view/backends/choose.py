@@ -48,7 +48,9 @@ def open_backend(
     """
     if not locations:
         raise ConfigError("arguments", "X", "found nothing, expected a path or URL")
-    title = ", ".join(locations[:3]) + (f" and {len(locations) - 3} more" if len(locations) > 3 else "")
+    title = ", ".join(split_signature(location)[0] for location in locations[:3]) + (
+        f" and {len(locations) - 3} more" if len(locations) > 3 else ""
+    )
     found = [url for location in locations for url in _expanded(location, storage_options)]
     if len(found) == 1 and _is_folder(found[0], storage_options):
         return _open_folder(found[0], storage_options, allowed)
@@ -76,7 +78,7 @@ def _expanded(location: str, options: Mapping[str, Any] | None) -> list[str]:
 def _is_folder(url: str, options: Mapping[str, Any] | None) -> bool:
     if is_local(url):
         return local_path(url).is_dir()
-    if url.endswith((".mult", ".mstr", ".json", ".tar", *_TABLES)):
+    if split_signature(url)[0].endswith((".mult", ".mstr", ".json", ".tar", *_TABLES)):
         return False  # a file by its name: this saves a request
     fs, path = filesystem(url, options)
     with storage_errors(url, "cannot be read"):
