@@ -188,8 +188,9 @@ def no_shards(spec: DatasetSpec, skipped: Sequence[str] = (), *, registered: int
     elif (bucket := _missing_bucket(spec)) is not None:
         return SourceError(spec.shards, f"{said}: there is no bucket {bucket}, or the credentials may not see it")
     if is_web(spec.shards):
-        advice = "a server that lists no folders needs the names, as in {00000..00099}.tar"
-        return SourceError(spec.shards, f"{said}: {advice}")
+        names = "of a server that lists no folders give the names, as in {00000..00099}.tar"
+        is_pattern = re.search(r"[*\[{]|/$", spec.shards) is not None
+        return SourceError(spec.shards, f"{said}: {names if is_pattern else 'the server has no such file'}")
     suffixes = " ".join(shard_suffixes(spec.source, where=spec.where))
     escaped = "; in a pattern [[] stands for a bracket" if "[" in spec.shards else ""
     return SourceError(

@@ -74,23 +74,26 @@ class FileSearch:
             return path if info["type"] == "directory" else path.rpartition("/")[0]
         if not is_pattern:
             return path.rpartition("/")[0]
+        folder, rest = self._split(path)
         try:
-            names = expand_braces(path)
+            expanded = expand_braces(rest)
         except ValueError as error:
             raise SourceError(public_url(self.fs, path), str(error)) from error
-        folder, _ = self._split(path)
-        plain = [name for name in names if self._magic.search(name) is None]
-        for name, info in zip(plain, self._infos(plain), strict=True):
+        patterns = {name for name in expanded if self._magic.search(name)}
+        paths = {name: f"{folder.rstrip('/')}/{name}" if folder else name for name in expanded}
+        plain = [paths[name] for name in expanded if name not in patterns]
+        for place, info in zip(plain, self._infos(plain), strict=True):
             if info:
-                self._add_existing(name, info)
-            elif not (self._is_local and os.path.islink(name)):  # which is reported
-                self.skip(name, "does not exist, though the braces name it")
-        for name in names:
-            if self._magic.search(name) is not None:
-                if name != path and (info := self._info(name, is_pattern=True)):
-                    self._add_existing(name, info)
+                self._add_existing(place, info)
+            elif not (self._is_local and os.path.islink(place)):  # which is reported
+                self.skip(place, "does not exist, though the braces name it")
+        for name in expanded:
+            if name in patterns:
+                place = paths[name]
+                if place != path and (info := self._info(place, is_pattern=True)):
+                    self._add_existing(place, info)
                 else:
-                    self._add_matching(name)
+                    self._add_matching(place)
         return folder
 
     def pages_in(self, folder: str) -> Iterator[tuple[str, Info]]:

@@ -56,7 +56,9 @@ _NEXT_URL = re.compile(r"::(?:[A-Za-z][\w+.-]*://|/|~)")
 _LOCAL_SCHEME = re.compile(r"(?:file|local):(?://(?:localhost(?=/))?)?")
 _WEB = ("http://", "https://")
 # Query parameters that sign a URL, of S3, Google Cloud Storage, OSS, COS and CloudFront; those of Azure are short.
-_SIGNING = re.compile(r"(x-amz|x-goog|x-oss|q)-.*|expires|policy|awsaccesskeyid|googleaccessid|ossaccesskeyid", re.I)
+_SIGNING = re.compile(
+    r"(x-amz|x-goog|x-oss|q)-.*|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid|ossaccesskeyid", re.I
+)
 _OF_SAS = re.compile("s[vsrpet]|srt|spr|sip|sk(oid|tid|[tesv])|s[au]oid|scid|sdd|ses|sig")
 _ALSO_NAMES = {"key"}  # a secret by its name that may as well name the file
 
@@ -103,7 +105,7 @@ def unreadable(url: str) -> str | None:
     if url.startswith("pipe:"):
         return "is a command, which is not run: name the file or URL that it reads"
     if url == "-":
-        return "is standard input, which is not read: name a file, folder, pattern or URL"
+        return "is standard input, which is not read: name the file, folder, pattern or URL"
     return CHAINED if is_chain(url) else None
 
 
