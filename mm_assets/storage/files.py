@@ -165,8 +165,8 @@ class SourceFile:
             return got
         if len(got) > size:
             detail = (
-                f"the server ignores ranges, by which the file is read (it gave {len(got)} bytes, expected {size}): copy "
-                "it to a folder or to object storage"
+                f"the server ignores ranges, by which the file is read (it gave {len(got)} bytes, expected {size}): "
+                "copy it to a folder or to object storage"
             )
             raise SourceError(self.url, detail, byte_offset=offset)
         # A reply may be truncated in transit: the file itself has shrunk only if the storage now reports fewer bytes.

@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from html import unescape
 from typing import Any
@@ -184,18 +185,13 @@ class FileSearch:
         folder, pattern = self._split(path)
         parts = [unquote(part) if self._is_web else part for part in pattern.split("/")]
         matches = _matcher("/".join(parts))
-        if self._is_local or self._is_web:
-            files = self._walk(folder, parts)
-        else:
-            try:
-                files = self._list(folder, parts)
-            except FileNotFoundError:
-                return
+        files = self._walk(folder, parts) if self._is_local or self._is_web else self._list(folder, parts)
         start = len(folder.rstrip("/")) + 1
-        for place, info in files:
-            name = _place(place)[start:] if self._is_web else place[start:]
-            if matches(unquote(name) if self._is_web else name):
-                self.files[place] = info
+        with suppress(FileNotFoundError):  # there is no such folder or bucket, as the first read shows
+            for place, info in files:
+                name = _place(place)[start:] if self._is_web else place[start:]
+                if matches(unquote(name) if self._is_web else name):
+                    self.files[place] = info
 
     def _list(self, folder: str, parts: Sequence[str]) -> Iterator[tuple[str, Info]]:
         """Lists what may match a pattern in a folder of a remote file system, a single folder by one listing."""
@@ -206,7 +202,7 @@ class FileSearch:
                 listed = self.fs.ls(folder, detail=True)
         else:
             listed = self.fs.find(folder, maxdepth=None if "**" in parts else len(parts), detail=True).values()
-        return ((info["name"], info) for info in listed if info["type"] != "directory")
+        yield from ((info["name"], info) for info in listed if info["type"] != "directory")
 
     def _known_names(self) -> list[str]:
         return sorted(map(self.fs._strip_protocol, self._known))

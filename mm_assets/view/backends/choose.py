@@ -33,7 +33,11 @@ _TABLES = (".parquet", ".jsonl", ".ndjson")
 
 
 def open_backend(
-    locations: Sequence[str], *, storage_options: Mapping[str, Any] | None = None, allowed: Iterable[str] = ()
+    locations: Sequence[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    allowed: Iterable[str] = (),
+    report: Callable[[str], object] | None = None,
 ) -> Backend:
     """The backend for what was given to the command.
 
@@ -41,6 +45,7 @@ def open_backend(
         locations: paths or URLs: a manifest, packed files, a dataset's folder, shards or a table; or globs of them.
         storage_options: arguments for the URLs' file system.
         allowed: prefixes of URLs and paths, beside a table's own folder, that its rows may name.
+        report: takes a sentence for each file that is skipped.
 
     Raises:
         MmAssetsError: it cannot be read, or is nothing that can be shown.
@@ -51,13 +56,18 @@ def open_backend(
     title = ", ".join(split_signature(location)[0] for location in locations[:3]) + (
         f" and {len(locations) - 3} more" if len(locations) > 3 else ""
     )
-    found = [url for location in locations for url in _expanded(location, storage_options)]
+    skipped: list[str] = []
+    found = [url for location in locations for url in _expanded(location, storage_options, skipped)]
     if len(found) == 1 and _is_folder(found[0], storage_options):
-        return _open_folder(found[0], storage_options, allowed)
-    return _open_files(found, title, storage_options, allowed)
+        backend = _open_folder(found[0], storage_options, allowed, skipped)
+    else:
+        backend = _open_files(found, title, storage_options, allowed)
+    for line in skipped if report is not None else ():
+        report(line)
+    return backend
 
 
-def _expanded(location: str, options: Mapping[str, Any] | None) -> list[str]:
+def _expanded(location: str, options: Mapping[str, Any] | None, skipped: list[str]) -> list[str]:
     """The files that a pattern matches; any other location as it is, a local one absolute."""
     if (why := unreadable(location)) is not None:
         raise SourceError(location, why)
@@ -71,6 +81,7 @@ def _expanded(location: str, options: Mapping[str, Any] | None) -> list[str]:
         listing = expand_shards(normalized_url(location), options, suffixes=suffixes)
         if not listing.shards:
             raise SourceError(url, "; ".join(("matches no file", *listing.skipped)))
+        skipped += listing.skipped
         return [signed_url(file.url, signature) for file in listing.shards]
     return [str(local_path(location)) if is_local(location) else location]
 
@@ -85,7 +96,7 @@ def _is_folder(url: str, options: Mapping[str, Any] | None) -> bool:
         return bool(fs.isdir(path))
 
 
-def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Backend:
+def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterable[str], skipped: list[str]) -> Backend:
     from mm_assets.rows.base import shard_suffixes
     from mm_assets.storage.listing import expand_shards
     from mm_assets.storage.store import Store
@@ -100,8 +111,9 @@ def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterab
     datasets = _datasets_in(folder, options)
     if datasets:
         raise ConfigError("arguments", "X", f"{folder} holds datasets: name one, such as {folder}/{datasets[0]}")
-    shards = expand_shards(folder, options, suffixes=shard_suffixes(None, where="arguments")).shards
-    files = [shard.url for shard in shards] or [f"{folder}/{name}" for name in names if name.endswith(_TABLES)]
+    listing = expand_shards(folder, options, suffixes=shard_suffixes(None, where="arguments"))
+    skipped += listing.skipped
+    files = [shard.url for shard in listing.shards] or [f"{folder}/{name}" for name in names if name.endswith(_TABLES)]
     if not files:
         raise SourceError(folder, "holds no packed files, no shards and no tables")
     return _open_files(files, folder, options, allowed)
