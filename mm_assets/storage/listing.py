@@ -93,7 +93,7 @@ class Listing:
 
     Attributes:
         shards: sorted by URL.
-        skipped: a sentence for each name that is no shard, with its place and why.
+        skipped: a sentence for each name that is not used, with its place and why.
         folder: URL of the folder that holds them all, with a slash at its end: of a pattern, the one before it.
     """
 

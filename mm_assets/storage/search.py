@@ -29,6 +29,7 @@ from mm_assets.storage.urls import http_status, is_web, protocols, public_url, r
 
 __all__ = ["FileSearch"]
 
+MAX_MISSING_IN_REPORT = 10
 MAX_FOLDERS = 10_000  # of a server, whose pages may link to each other without end
 _REQUESTS = 16  # at a time, each of which waits for the server
 _MISSING = (None, 404, 410)  # of HTTP; file systems without it have no status
@@ -46,7 +47,7 @@ class FileSearch:
         known: URLs that were listed before; of very many an object store is asked faster.
 
     Attributes:
-        files: by path, what the file system says of each file.
+        files: by path, the description of each file by its file system.
         skipped: a sentence for each name that cannot be used, with its place and why.
     """
 
@@ -82,12 +83,17 @@ class FileSearch:
             raise SourceError(public_url(self.fs, path), str(error)) from error
         patterns = {name for name in expanded if self._magic.search(name)}
         paths = {name: f"{folder.rstrip('/')}/{name}" if folder else name for name in expanded}
+        missing = list[str]()
         plain = [paths[name] for name in expanded if name not in patterns]
         for place, info in zip(plain, self._infos(plain), strict=True):
             if info:
                 self._add_existing(place, info)
             elif not (self._is_local and os.path.islink(place)):  # which is reported
-                self.skip(place, "does not exist, though the braces name it")
+                missing.append(place)
+        for place in missing[:MAX_MISSING_IN_REPORT]:
+            self.skip(place, "does not exist, though the braces name it")
+        if (more := len(missing) - MAX_MISSING_IN_REPORT) > 0:
+            self.skipped.append(f"{public_url(self.fs, path)}: {more:,} more of its names do not exist")
         for name in expanded:
             if name in patterns:
                 place = paths[name]
@@ -130,7 +136,7 @@ class FileSearch:
                 del self.files[path]
 
     def _info(self, path: str, *, is_pattern: bool = False) -> Info | None:
-        """Returns what a file system says of a path, or None if nothing is there; a dangling link is reported."""
+        """Returns the description of a path by its file system, or None without one; reports a dangling link."""
         if self._is_local:
             try:
                 return {"type": "directory" if stat.S_ISDIR(os.stat(path).st_mode) else "file"}
@@ -145,10 +151,12 @@ class FileSearch:
             return None
         try:
             info: dict[str, Any] = self.fs.info(path)
-        except PermissionError:
-            if is_pattern:  # S3 says so where it may not say that there is no such file
+        except (PermissionError, ValueError):
+            if is_pattern:  # S3 refuses access if it may not tell that there is no such file; others refuse the name
                 return None
             raise
+        except NotADirectoryError:
+            return None
         except FileNotFoundError as error:  # fsspec's of HTTP for any error
             status = http_status(error)
             if status is None and error.__cause__ is not None and self._is_web:
@@ -158,7 +166,10 @@ class FileSearch:
             return None
         if self._is_web:
             place = _place(path)
-            is_page = info.get("mimetype") == "text/html" and not place.lower().endswith(self._suffixes)
+            is_page, is_named = info.get("mimetype") == "text/html", place.lower().endswith(self._suffixes)
+            if is_pattern and is_page and is_named:  # a server that answers everything by a page
+                return None
+            is_page = is_page and not is_named
             info["type"] = "directory" if place.endswith("/") or is_page else "file"
         return info
 

@@ -204,7 +204,6 @@ def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSy
 @cache
 def _signing_file_system() -> type[fsspec.AbstractFileSystem]:
     """The file system of HTTP that signs each URL when it is requested, so that paths and errors have no signature."""
-    import yarl
     from fsspec.implementations.http import HTTPFileSystem
 
     class SigningFileSystem(HTTPFileSystem):  # type: ignore[misc]  # the package has no types
@@ -213,7 +212,7 @@ def _signing_file_system() -> type[fsspec.AbstractFileSystem]:
             self._signature = signature
 
         def encode_url(self, url: str) -> Any:
-            return yarl.URL(signed_url(url, self._signature), encoded=self.encoded)
+            return super().encode_url(signed_url(url, self._signature))
 
     return SigningFileSystem
 

@@ -443,7 +443,7 @@ def test_shards_in_a_missing_bucket(
 
 
 def test_names_in_a_bucket_are_used_as_they_are(options: dict[str, Any], bucket: str) -> None:
-    """Keys with brackets, braces, a question mark or :: are no patterns; braces name objects without any listing."""
+    """Keys with brackets, braces, ? or :: are taken as they are; braces name objects without any listing."""
     fs = fsspec.filesystem("s3", **options)
     keys = ("run[1]/a-0.tar", "run[1]/a-1.tar", "{x,y}/b.tar", "what?.tar", "a::b.tar", "00.tar", "01.tar")
     for key in keys:

@@ -28,7 +28,7 @@ ODD = ("100%", "it's (1), é=#+", 'q"*[1]{a,b}?', "train...1", "a\nb\\c", "n" * 
 
 @given(names, names)
 def test_a_key_belongs_to_one_name(one: str, other: str) -> None:
-    """Two names never have one key; unless it is too long a key gives back its name; a plain name is its own key."""
+    """Two names never have one key; unless it is too long a key decodes to its name; a plain name is its own key."""
     one, other = (text.encode("utf-8", "replace").decode() for text in (one, other))
     keys = partition_key(one), partition_key(other)
     assert (keys[0] == keys[1]) == (one == other)

@@ -77,6 +77,7 @@ def test_missing_names_of_braces_are_reported(tmp_path: Path) -> None:
     assert [Path(shard.url).name for shard in found.shards] == ["00000.tar", "00002.tar"]
     assert found.skipped == (f"{tmp_path}/00001.tar is skipped: it does not exist, though the braces name it",)
     assert found.folder == f"{tmp_path}/"
+    assert len(listing(tmp_path / "{00000..99999}.tar").skipped) == 11
 
 
 @pytest.mark.parametrize(
@@ -311,7 +312,7 @@ def test_a_server_that_is_down_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_presigned_url_is_one_shard(tmp_path: Path) -> None:
-    """Its `?` is no pattern; the shard has the URL without the signature: signed again, it is the same shard."""
+    """Its `?` matches nothing; the shard has the URL without the signature: signed again, it is the same shard."""
     put(tmp_path, "block 1/part_00008.tar")
     with serve(tmp_path, signature="X-Amz-Signature") as web:
         place = f"{web.url}/block%201/part_00008.tar"

@@ -62,8 +62,9 @@ def open_backend(
         backend = _open_folder(found[0], storage_options, allowed, skipped)
     else:
         backend = _open_files(found, title, storage_options, allowed)
-    for line in skipped if report is not None else ():
-        report(line)
+    if report is not None:
+        for line in skipped:
+            report(line)
     return backend
 
 
@@ -80,7 +81,7 @@ def _expanded(location: str, options: Mapping[str, Any] | None, skipped: list[st
         suffixes = shard_suffixes(None, where="arguments")
         listing = expand_shards(normalized_url(location), options, suffixes=suffixes)
         if not listing.shards:
-            raise SourceError(url, "; ".join(("matches no file", *listing.skipped)))
+            raise SourceError(url, "; ".join(("matches no file", *listing.skipped[:3])))
         skipped += listing.skipped
         return [signed_url(file.url, signature) for file in listing.shards]
     return [str(local_path(location)) if is_local(location) else location]
@@ -115,7 +116,7 @@ def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterab
     skipped += listing.skipped
     files = [shard.url for shard in listing.shards] or [f"{folder}/{name}" for name in names if name.endswith(_TABLES)]
     if not files:
-        raise SourceError(folder, "holds no packed files, no shards and no tables")
+        raise SourceError(folder, "; ".join(("holds no packed files, no shards and no tables", *listing.skipped[:3])))
     return _open_files(files, folder, options, allowed)
 
 
