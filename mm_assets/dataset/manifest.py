@@ -16,7 +16,16 @@ from urllib.parse import quote
 from mm_assets.errors import ConfigError, CorruptError, UnsupportedVersionError
 from mm_assets.formats.convert import WRITERS
 
-__all__ = ["FORMATS", "PACKED_NAME", "Manifest", "PackedFile", "make_manifest", "packed_name", "parse_manifest"]
+__all__ = [
+    "FORMATS",
+    "PACKED_NAME",
+    "Manifest",
+    "PackedFile",
+    "location_below",
+    "make_manifest",
+    "packed_name",
+    "parse_manifest",
+]
 
 FORMATS = tuple(extension.removeprefix(".") for extension in WRITERS)
 """The packed formats, as manifests and file names call them."""
@@ -149,6 +158,11 @@ def parse_manifest(content: bytes, *, name: str, form: str | None = None) -> Man
     )
 
 
+def location_below(folder: str, name: str) -> str:
+    """Returns the path or URL of a file in a folder. A URL has a ``%`` of the name, as unusual shards give, escaped."""
+    return f"{folder}/{quote(name) if folder.startswith(('http://', 'https://')) else name}"
+
+
 def _formats(shards: Sequence[object], name: str) -> tuple[str, ...]:
     """The packed formats, of which every shard has a file; all where there are no shards."""
     formats = FORMATS
@@ -183,10 +197,8 @@ def _file(shard: object, index: int, base: str, name: str, form: str) -> PackedF
     parts = path.split("/")
     if not path or ".." in parts or "" in parts or ":" in parts[0] or "\\" in path or "\0" in path:
         raise CorruptError(name, f"{where}: path", found=repr(path), expected="a path below the dataset's folder")
-    if base.startswith(("http://", "https://")):
-        path = quote(path)  # the name has a % where a shard's name is unusual, and a server would take it for an escape
     return PackedFile(
-        location=f"{base}/{path}" if base or name.startswith("/") else path,
+        location=location_below(base, path) if base or name.startswith("/") else path,
         partition=_typed(shard, "partition", str, name, f"shards[{index}]"),
         num_samples=_typed(shard, "num_samples", int, name, f"shards[{index}]"),
         size=_typed(files[form], "size", int, name, where),

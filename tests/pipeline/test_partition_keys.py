@@ -52,6 +52,8 @@ def test_shards_with_unusual_names_are_packed(tmp_path: Path) -> None:
         assert sorted(sample["text"] for sample in opened) == sorted(f"text {number}" for number in range(len(ODD)))
     with serve(tmp_path / "root" / "data") as web, mm_assets.open(f"{web.url}/manifest.json", format="mult") as opened:
         assert len(opened.sample_ids) == len(ODD)
+    with serve(tmp_path / "root" / "data") as web, mm_assets.open(f"{web.url}/packed", format="mult") as opened:
+        assert len(opened.sample_ids) == len(ODD)
 
 
 def test_equal_names_are_skipped_but_for_the_registered_one(tmp_path: Path) -> None:

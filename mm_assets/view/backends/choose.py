@@ -102,7 +102,8 @@ def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterab
     from mm_assets.storage.listing import expand_shards
     from mm_assets.storage.store import Store
 
-    names = Store(folder, options).sizes("")
+    store = Store(folder, options)
+    names = store.sizes("")
     if "shards.json" in names:
         from mm_assets.view.backends.folder import FolderBackend, open_dataset_store
 
@@ -114,7 +115,7 @@ def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterab
         raise ConfigError("arguments", "X", f"{folder} holds datasets: name one, such as {folder}/{datasets[0]}")
     listing = expand_shards(folder, options, suffixes=shard_suffixes(None, where="arguments"))
     skipped += listing.skipped
-    files = [shard.url for shard in listing.shards] or [f"{folder}/{name}" for name in names if name.endswith(_TABLES)]
+    files = [shard.url for shard in listing.shards] or [store.url_of(name) for name in names if name.endswith(_TABLES)]
     if not files:
         raise SourceError(folder, "; ".join(("holds no packed files, no shards and no tables", *listing.skipped[:3])))
     return _open_files(files, folder, options, allowed)
