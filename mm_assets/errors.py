@@ -43,6 +43,7 @@ __all__ = [
     "best_effort_notes",
     "first_line",
     "full_disk_named",
+    "is_secret_parameter",
     "masked_urls",
     "meant",
     "optional_import",
@@ -278,10 +279,15 @@ def masked_urls(text: str) -> str:
     return _PARAMETER.sub(_masked_parameter, text)
 
 
+def is_secret_parameter(name: str) -> bool:
+    """Whether a query parameter of this name grants access; it may have the ``?`` or ``&`` before it."""
+    return _SECRET.search(name) is not None
+
+
 def _masked_parameter(found: re.Match[str]) -> str:
     name, value = found.groups()
     end = value[len(value.rstrip(".,:;)]}")) :]  # of the sentence
-    return f"{name}={MASK}{end}" if _SECRET.search(name) else found[0]
+    return f"{name}={MASK}{end}" if is_secret_parameter(name) else found[0]
 
 
 _COMPARED = 10_000  # names, of partitions for instance: a second

@@ -17,7 +17,7 @@ import click
 
 from mm_assets.cli.document import json_option, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options, parsed_settings
-from mm_assets.cli.output import echo, print_next, printable
+from mm_assets.cli.output import echo, print_next, printable, report_skipped
 from mm_assets.cli.project import declarations_folder, make_project, project_folder
 from mm_assets.cli.secrets import is_secret
 from mm_assets.errors import ConfigError
@@ -41,9 +41,7 @@ def command(chosen: DatasetChoice, makes_project: bool) -> None:
     SHARDS is a folder, glob or URL. A file that is there is never overwritten. Nothing is registered or packed.
     """
     from mm_assets.pipeline.decide import decide_layout
-    from mm_assets.pipeline.register import group_shards, no_shards
-    from mm_assets.rows.base import shard_suffixes
-    from mm_assets.storage.listing import expand_shards
+    from mm_assets.pipeline.register import list_shards, no_shards
 
     if chosen.shards is None:
         raise ConfigError("arguments", "SHARDS", "is missing: give a folder, glob or URL of the shards")
@@ -51,11 +49,11 @@ def command(chosen: DatasetChoice, makes_project: bool) -> None:
         detail = f"there is no Dagster project in {Path.cwd()} or above it: --project makes one here"
         raise ConfigError("arguments", "--project", detail)
     (spec,) = chosen.specs(read_only=True)
-    listed = expand_shards(spec.shards, spec.storage_options, suffixes=shard_suffixes(spec.source, where=spec.where))
-    if not listed:
-        raise no_shards(spec)
-    group_shards(spec, listed)  # which refuses keys that are not allowed
-    decision = decide_layout(spec, [shard.url for shard in listed])
+    partitions, skipped = list_shards(spec)
+    if not partitions:
+        raise no_shards(spec, skipped)
+    report_skipped(spec.name, skipped)
+    decision = decide_layout(spec, sorted(shard.url for partition in partitions for shard in partition.shards))
     made = make_project(Path.cwd()) if project_folder(Path.cwd()) is None else ()
     if not made and spec.name in chosen.declared():
         raise ConfigError("arguments", "--dataset", f"{spec.name!r} is declared already: give another name")
@@ -102,7 +100,7 @@ def _is_packed(spec: DatasetSpec) -> bool:
     from mm_assets.pipeline.store import DatasetStore
 
     dataset = DatasetStore(spec)
-    return dataset.registered().source == spec.shards and refusal(dataset) is None
+    return spec.is_made_from(dataset.registered().source) and refusal(dataset) is None
 
 
 def _declaration(

@@ -50,7 +50,7 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...]) -> None:
         if unpublished:
             shown = named_in_part(unpublished)
             source = dataset.registered().source or ""
-            is_declared = source == dataset.spec.shards  # of others the root stands for the shards
+            is_declared = dataset.spec.is_made_from(source)  # of others the root stands for the shards
             shards = "" if is_declared else f" --shards {shlex.quote(source)}"
             run = chosen.complete(f"`mm-assets run --dataset {name}{shards}`")
             number = counted(len(unpublished), "partition")

@@ -235,8 +235,9 @@ class DatasetChoice:
         settings = parsed_settings(self.settings)
         if "pack" in settings and self.pack is not None:
             raise ConfigError("arguments", "--pack", "and --set pack= are given: give one of them")
-        config = {"settle_seconds": 0, "pack": self.pack, **settings, "name": name, "shards": _absolute(shards)}
+        config = {"settle_seconds": 0, "pack": self.pack, **settings, "name": name, "shards": shards}
         spec = DatasetSpec.from_config(config, where="arguments", base=Path.cwd(), default_root=root)
+        note_secrets(spec.storage_options)  # the signature of a presigned URL
         return self._with_options(spec)
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "report_planned",
     "report_registration",
     "report_set_aside",
+    "report_skipped",
     "size_text",
     "table_console",
     "wait_for_shards",
@@ -203,6 +204,7 @@ def report_registration(chosen: DatasetChoice, spec: DatasetSpec, found: Registr
         echo(f"{dataset}/{key}: its shards are gone; it leaves the next manifest", err=True)
     if (more := len(found.removed) - _LISTED) > 0:
         echo(f"{dataset}: {more:,} more partitions whose shards are gone; --json lists them", err=True)
+    report_skipped(dataset, found.skipped)
     for url in found.unsettled[:_LISTED]:
         echo(f"{dataset}: not taken, still changing or too young: {url}", err=True)
     if (more := len(found.unsettled) - _LISTED) > 0:
@@ -215,6 +217,14 @@ def report_registration(chosen: DatasetChoice, spec: DatasetSpec, found: Registr
     slow = slow_pages(spec, len(found.partitions))
     if slow is not None:
         echo(f"{dataset}: {slow}", err=True)
+
+
+def report_skipped(dataset: str, skipped: Sequence[str]) -> None:
+    """Writes to standard error which files are in no partition, and what to do."""
+    for line in skipped[:_LISTED]:
+        echo(f"{dataset}: {line}", err=True)
+    if (more := len(skipped) - _LISTED) > 0:
+        echo(f"{dataset}: {more:,} more are skipped", err=True)
 
 
 def size_text(num_bytes: int) -> str:

@@ -10,7 +10,7 @@ import click
 
 from mm_assets.cli.document import json_option, wants_json, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import echo, print_table
+from mm_assets.cli.output import echo, print_table, report_skipped
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
@@ -30,19 +30,21 @@ def command(chosen: DatasetChoice) -> None:
     SHARDS is a folder, glob or URL; of a declared dataset give --dataset instead.
     """
     from mm_assets.pipeline.decide import decide_layout
-    from mm_assets.pipeline.register import group_shards, no_shards
-    from mm_assets.rows.base import shard_suffixes
-    from mm_assets.storage.listing import expand_shards
+    from mm_assets.pipeline.register import list_shards, no_shards
 
     planned = {}
     for spec in chosen.specs(read_only=True, needs_home=False):
-        suffixes = shard_suffixes(spec.source, where=spec.where)
-        listed = expand_shards(spec.shards, spec.storage_options, suffixes=suffixes)
-        if not listed:
-            raise no_shards(spec)
-        partitions = group_shards(spec, listed)
-        decision = decide_layout(spec, [shard.url for shard in listed])
-        planned[spec.name] = {"partitions": len(partitions), **decision.schema.to_json(), **_evidence(decision)}
+        partitions, skipped = list_shards(spec)
+        if not partitions:
+            raise no_shards(spec, skipped)
+        decision = decide_layout(spec, sorted(shard.url for partition in partitions for shard in partition.shards))
+        planned[spec.name] = {
+            "partitions": len(partitions),
+            "skipped": list(skipped),
+            **decision.schema.to_json(),
+            **_evidence(decision),
+        }
+        report_skipped(spec.name, skipped)
         if not wants_json():
             _print_plan(spec, decision, len(partitions))
             _print_next(chosen, spec, decision)
@@ -55,7 +57,7 @@ def _print_next(chosen: DatasetChoice, spec: DatasetSpec, decision: Decision) ->
 
     dataset = DatasetStore(spec)
     name = ["--dataset", spec.name] if chosen.shards is None or chosen.names else []
-    if dataset.registered().source != spec.shards:
+    if not spec.is_made_from(dataset.registered().source):
         command = shlex.join(["mm-assets", "run", *name])
         echo(f"to pack them: {chosen.complete(f'`{command}`')}")
     elif dataset.schema().digest == decision.schema.digest:

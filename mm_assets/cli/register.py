@@ -46,6 +46,7 @@ def command(chosen: DatasetChoice, new_schema: bool, verbose: bool) -> None:
                 "changed": list(found.changed),
                 "gone": list(found.removed),
                 "unsettled": list(found.unsettled),
+                "skipped": list(found.skipped),
                 "notes": [] if found.decision is None else list(found.decision.notes),
                 "schema": None,
             }

@@ -11,7 +11,9 @@ from mm_assets.errors import MASK, masked_urls
 
 __all__ = ["MASK", "forget_secrets", "is_secret", "masked", "masked_json", "masked_options", "note_secrets"]
 
-_NAMED = re.compile(r"secret|token|passw|passphrase|credential|authorization|cookie|connection_string|sas|key", re.I)
+_NAMED = re.compile(
+    r"secret|token|passw|passphrase|credential|authorization|cookie|connection_string|signature|sas|key", re.I
+)
 _SHORT = 4  # characters: a shorter text is hardly a secret, and its mask would garble the output
 
 _secrets: set[str] = set()

@@ -12,7 +12,15 @@ import click
 
 from mm_assets.cli.document import json_option, wants_json, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import echo, named_in_part, report_error, report_faults, report_set_aside, size_text
+from mm_assets.cli.output import (
+    echo,
+    named_in_part,
+    report_error,
+    report_faults,
+    report_set_aside,
+    report_skipped,
+    size_text,
+)
 from mm_assets.errors import MmAssetsError
 from mm_assets.summaries import counted
 
@@ -88,6 +96,7 @@ def _print(chosen: DatasetChoice, status: DatasetStatus) -> None:
         echo(f"{name}: {counted(status.num_samples, 'sample')}, {sizes}, {counted(len(status.versions), 'version')}")
     if status.shards is not None:
         _print_shards(name, status.shards)
+        report_skipped(name, status.shards.skipped)
     if status.pending:
         report_faults(status.pending)
     for key, failure in islice(status.failures.items(), _SHOWN):

@@ -64,4 +64,4 @@ def _datasets(chosen: DatasetChoice) -> Iterator[tuple[DatasetStore, bool]]:
 
 
 def _is_registered_with(dataset: DatasetStore) -> bool:
-    return dataset.registered().source == dataset.spec.shards
+    return dataset.spec.is_made_from(dataset.registered().source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 
 import click
 
@@ -36,7 +37,8 @@ def command(
     from mm_assets.view import build_app, open_backend, serve
     from mm_assets.view.server import bind, limit_memory, url_of
 
-    backend = open_backend(sources, storage_options=parsed_options(storage_options), allowed=allowed)
+    options, report = parsed_options(storage_options), partial(echo, err=True)
+    backend = open_backend(sources, storage_options=options, allowed=allowed, report=report)
     sock = bind(host, port)
     token = secrets.token_urlsafe(24)
     url = url_of(sock, host, token)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mm_assets.dataset.manifest import FORMATS, PACKED_NAME, Manifest, PackedFile, parse_manifest
+from mm_assets.dataset.manifest import FORMATS, PACKED_NAME, Manifest, PackedFile, location_below, parse_manifest
 from mm_assets.errors import ConfigError, CorruptError, SchemaMismatchError, SourceError, TruncatedError
 from mm_assets.fields import complete_config
 from mm_assets.formats import ByteSource, MappedFile, ModalitySpec, MstrReader, MultReader, open_reader
@@ -118,7 +118,7 @@ class PackedFiles:
         folder = self._path.rstrip("/") if self._path.strip("/") else "/"
         if _MANIFEST in names:
             return self._list_manifest(f"{folder}/{_MANIFEST}")
-        return self._open_all([f"{folder}/{name}" for name in self._choose(names)])
+        return self._open_all([location_below(folder, name) for name in self._choose(names)])
 
     def _names_in(self, location: str) -> list[str] | None:
         """The names in a folder; None where the location is not a folder."""

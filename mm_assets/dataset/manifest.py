@@ -11,16 +11,26 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from mm_assets.errors import ConfigError, CorruptError, UnsupportedVersionError
 from mm_assets.formats.convert import WRITERS
 
-__all__ = ["FORMATS", "PACKED_NAME", "Manifest", "PackedFile", "make_manifest", "packed_name", "parse_manifest"]
+__all__ = [
+    "FORMATS",
+    "PACKED_NAME",
+    "Manifest",
+    "PackedFile",
+    "location_below",
+    "make_manifest",
+    "packed_name",
+    "parse_manifest",
+]
 
 FORMATS = tuple(extension.removeprefix(".") for extension in WRITERS)
 """The packed formats, as manifests and file names call them."""
 
-PACKED_NAME = re.compile(rf"([A-Za-z0-9._-]+)\.[0-9a-f]{{8}}\.({'|'.join(FORMATS)})")
+PACKED_NAME = re.compile(rf"([A-Za-z0-9._%-]+)\.[0-9a-f]{{8}}\.({'|'.join(FORMATS)})")
 """Matches the names that `packed_name` makes; its first group is the partition's key."""
 
 _VERSION = 1
@@ -148,6 +158,11 @@ def parse_manifest(content: bytes, *, name: str, form: str | None = None) -> Man
     )
 
 
+def location_below(folder: str, name: str) -> str:
+    """Returns the path or URL of a file in a folder. A URL has a ``%`` of the name, as unusual shards give, escaped."""
+    return f"{folder}/{quote(name) if folder.startswith(('http://', 'https://')) else name}"
+
+
 def _formats(shards: Sequence[object], name: str) -> tuple[str, ...]:
     """The packed formats, of which every shard has a file; all where there are no shards."""
     formats = FORMATS
@@ -183,7 +198,7 @@ def _file(shard: object, index: int, base: str, name: str, form: str) -> PackedF
     if not path or ".." in parts or "" in parts or ":" in parts[0] or "\\" in path or "\0" in path:
         raise CorruptError(name, f"{where}: path", found=repr(path), expected="a path below the dataset's folder")
     return PackedFile(
-        location=f"{base}/{path}" if base or name.startswith("/") else path,
+        location=location_below(base, path) if base or name.startswith("/") else path,
         partition=_typed(shard, "partition", str, name, f"shards[{index}]"),
         num_samples=_typed(shard, "num_samples", int, name, f"shards[{index}]"),
         size=_typed(files[form], "size", int, name, where),

@@ -22,7 +22,7 @@ from mm_assets.orchestration.interrupts import sigterm_kept
 from mm_assets.orchestration.listing import listed_under_its_job
 from mm_assets.orchestration.mirror import Mirror, lost_said
 from mm_assets.orchestration.monitoring import MAX_RUNTIME_TAG, has_no_worker
-from mm_assets.orchestration.observed_shards import observe_shards
+from mm_assets.orchestration.observed_shards import log_skipped, observe_shards
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
 from mm_assets.orchestration.patience import patient
 from mm_assets.orchestration.report import end_of, failed_said, losses_table, manifest_result
@@ -102,6 +102,7 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
             found = register(dataset, allow_empty=True)
         except MmAssetsError as error:
             raise failure_of(error) from shown_cause(error)
+        log_skipped(context.log, found)
         add_partitions(context.instance, spec, found.partitions)
         observe_shards(context.instance, spec, found)
         try:

@@ -4,6 +4,7 @@ They are stored as loads store events, many in a transaction, and belong to no r
 """
 
 import hashlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -22,9 +23,9 @@ from mm_assets.orchestration.viewer import viewer_link
 from mm_assets.pipeline.records import Partition, canonical_json
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.summaries import bytes_said
+from mm_assets.summaries import bytes_said, counted
 
-__all__ = ["build_shards_asset", "observation_ids", "observe_shards"]
+__all__ = ["build_shards_asset", "log_skipped", "observation_ids", "observe_shards"]
 
 _AT_ONCE = 200  # observations in a transaction
 _VERSION = "dagster/data_version"
@@ -51,6 +52,7 @@ def build_shards_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
             found = register(open_dataset(context, spec), allow_empty=True)
         except MmAssetsError as error:
             raise failure_of(error) from shown_cause(error)
+        log_skipped(context.log, found)
         add_partitions(context.instance, spec, found.partitions)
         observe_shards(context.instance, spec, found)
         yield from ()  # they are stored
@@ -61,6 +63,12 @@ def build_shards_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
 def _version(fingerprints: Mapping[str, str]) -> str:
     """The data version of the shards of a partition, by the fingerprint of each: it changes when one of them does."""
     return hashlib.sha256(canonical_json(dict(fingerprints))).hexdigest()
+
+
+def log_skipped(log: logging.Logger, found: Registration) -> None:
+    """Warns of the files that are in no partition, the first of them by name."""
+    if found.skipped:
+        log.warning(masked_urls(f"{counted(len(found.skipped), 'shard')} skipped: {'; '.join(found.skipped[:10])}"))
 
 
 def observe_shards(instance: dg.DagsterInstance, spec: DatasetSpec, found: Registration) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
 
-from mm_assets.orchestration.observed_shards import observe_shards
+from mm_assets.orchestration.observed_shards import log_skipped, observe_shards
 from mm_assets.orchestration.partitions import add_partitions, job_name, load_job_name
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
@@ -119,6 +119,7 @@ def _due(context: dg.ScheduleEvaluationContext, dataset: DatasetStore) -> dict[s
     spec = dataset.spec
     with secrets_hidden():
         found = register(dataset, allow_empty=True)
+    log_skipped(context.log, found)
     add_partitions(context.instance, spec, found.partitions)
     observe_shards(context.instance, spec, found)
     busy = busy_partitions(context.instance, dataset, (partition.key for partition in found.partitions))

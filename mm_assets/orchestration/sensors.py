@@ -11,7 +11,7 @@ import dagster as dg
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.checks import slow_pages
 from mm_assets.orchestration.mirror import is_known_manifest
-from mm_assets.orchestration.observed_shards import observe_shards
+from mm_assets.orchestration.observed_shards import log_skipped, observe_shards
 from mm_assets.orchestration.partitions import job_name, load_job_name, manifest_job_name, shard_partitions
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
@@ -61,6 +61,7 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
         state = registered_state(dataset)
         with secrets_hidden():
             found = register(dataset, seen=before.seen, allow_empty=True)
+        log_skipped(context.log, found)
         observe_shards(context.instance, spec, found)
         partitions = {partition.key: partition for partition in found.partitions}
         of_known = (partitions[key] for key in before.requested.keys() & partitions.keys())

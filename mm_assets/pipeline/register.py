@@ -6,35 +6,43 @@ the shards, because every partition must conform to it; it is decided again only
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
-from mm_assets.errors import ConfigError, SourceError
+from mm_assets.errors import ConfigError, MmAssetsError, SourceError
 from mm_assets.pipeline.decide import Decision, decide_layout
 from mm_assets.pipeline.records import Partition, Registered
 from mm_assets.pipeline.shard_content import recognized
-from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec, plain
+from mm_assets.pipeline.spec import DatasetSpec, plain
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.base import shard_suffixes, source_formats
-from mm_assets.storage.listing import ShardFile, expand_shards
-from mm_assets.storage.urls import filesystem, is_local, local_path, protocols
+from mm_assets.storage.listing import Listing, ShardFile, expand_shards
+from mm_assets.storage.urls import filesystem, is_local, is_web, local_path, normalized_url, protocols
 from mm_assets.summaries import counted
 
 __all__ = [
+    "Grouped",
+    "ListedPartitions",
     "Registration",
     "group_shards",
     "list_partitions",
+    "list_shards",
     "no_shards",
+    "partition_key",
     "refusal",
     "register",
     "registration_fault",
 ]
 
-MAX_KEY = 200  # a file name has 255 bytes at most, and ours add a digest, an extension and dots
+MAX_KEY = 200  # bytes: a file name has 255 at most, and ours add a digest, an extension and dots
+
+_ESCAPED = re.compile(rb"[^A-Za-z0-9._-]|^\.|\.(?=\.\.)|(?<=\.)\.(?=\.)|(?<=\.\.)\.")  # the dots are those of ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +56,7 @@ class Registration:
         removed: keys whose shards are gone; they leave the next manifest.
         unsettled: URLs of shards that are too young to be taken.
         seen: by their URL, the fingerprint and since when it has been seen; for the next registration.
+        skipped: as in `Grouped`.
         decision: the dataset's layout, where this registration decided it.
     """
 
@@ -57,67 +66,137 @@ class Registration:
     removed: tuple[str, ...]
     unsettled: tuple[str, ...]
     seen: Mapping[str, tuple[str, float]]
+    skipped: tuple[str, ...] = ()
     decision: Decision | None = None
 
 
-def _glob_root(pattern: str, suffixes: tuple[str, ...]) -> str:
-    """The folder part of a pattern before its first wildcard, with a final slash."""
-    head = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-    if head == pattern and not head.lower().endswith(suffixes):
-        return head.rstrip("/") + "/"
-    return head.rsplit("/", 1)[0] + "/" if "/" in head else ""
+class Grouped(NamedTuple):
+    """Shards as partitions.
+
+    Attributes:
+        partitions: sorted by key.
+        skipped: a sentence for each file that is in none of them, with its place, why, and what to do.
+    """
+
+    partitions: list[Partition]
+    skipped: tuple[str, ...]
 
 
-def group_shards(spec: DatasetSpec, shards: Iterable[ShardFile]) -> list[Partition]:
-    """Turns shards into partitions by the declaration's pattern, or each shard into one.
+def list_shards(spec: DatasetSpec, known: Iterable[Partition] = ()) -> Grouped:
+    """Lists the shards of a declaration, settled or not, and groups them as `group_shards` does.
 
     Raises:
-        ConfigError: a key is not allowed, a path does not match the pattern, or two shards take one key without one.
+        SourceError: the storage does not answer.
+    """
+    known = tuple(known)
+    urls = (shard.url for partition in known for shard in partition.shards)
+    suffixes = shard_suffixes(spec.source, where=spec.where)
+    listing = expand_shards(spec.shards, spec.storage_options, suffixes=suffixes, known=urls)
+    return group_shards(spec, listing, known)
+
+
+def group_shards(spec: DatasetSpec, listing: Listing, known: Iterable[Partition] = ()) -> Grouped:
+    """Turns shards into partitions by the declaration's pattern, or each shard into one.
+
+    The key of a shard follows from its name alone, so that no other shard changes it. Shards that give no key are
+    skipped; so are those that would take one key without a pattern, except the one that is registered under it.
+
+    Args:
+        spec: the declaration.
+        listing: its shards.
+        known: the partitions as registered. Their shards keep the URLs under which they are registered, as releases
+            before stored them.
     """
     pattern = re.compile(spec.partition_pattern) if spec.partition_pattern else None
     formats = source_formats(spec.source, where=spec.where)
     suffixes = tuple(suffix for found in formats.values() for suffix in found.SUFFIXES)
-    root = _glob_root(spec.shards, suffixes)
+    registered = {normalized_url(shard.url): (shard.url, p.key) for p in known for shard in p.shards}
+    skipped = list(listing.skipped)
     groups: dict[str, list[ShardFile]] = {}
-    for shard in sorted(shards, key=lambda s: s.url):
-        base = shard.url.rsplit("/", 1)[-1]
-        if pattern is None:
-            key = next((base[: -len(s)] for s in suffixes if base.lower().endswith(s)), base)
-        else:
-            at = shard.url.find(root) if root else -1
-            path = shard.url[at + len(root) :] if at >= 0 else base
+    for shard in listing.shards:
+        path = _readable_path(shard.url, listing.folder)
+        base = path.rpartition("/")[2]
+        name = next((base[: -len(s)] for s in suffixes if base.lower().endswith(s)), base)
+        if pattern is not None:
             match = pattern.search(path)
-            if match is None:
-                raise ConfigError(spec.where, "partition_pattern", f"{pattern.pattern!r} does not match {path!r}")
-            key = match["partition"] if "partition" in pattern.groupindex else match[1]
-        if not key or not PARTITION_KEY.fullmatch(key) or key.startswith(".") or len(key) > MAX_KEY:
-            detail = f"shard {shard.url} gives the key {key!r}; allowed are up to {MAX_KEY} letters, digits, . _ and -"
-            raise ConfigError(spec.where, "partition_pattern" if pattern else "shards", detail)
-        if pattern is None and key in groups:
-            detail = f"{groups[key][0].url} and {shard.url} would both be partition {key!r}: set partition_pattern"
-            raise ConfigError(spec.where, "shards", detail)
-        groups.setdefault(key, []).append(shard)
-    return [Partition(key=key, shards=tuple(group)) for key, group in sorted(groups.items())]
+            name = "" if match is None else match["partition" if "partition" in pattern.groupindex else 1] or ""
+        if not name:
+            skipped.append(
+                f"{shard.url} is skipped: partition_pattern {spec.partition_pattern!r} gives no key for {path!r}"
+            )
+            continue
+        groups.setdefault(partition_key(name), []).append(shard)
+    partitions = []
+    for key, group in sorted(groups.items()):
+        if pattern is None and len(group) > 1:
+            first = [shard for shard in group if registered.get(shard.url, ("", ""))[1] == key][:1]
+            advice = (
+                f"would be partition {key!r} too; to have their folders in their keys, set partition_pattern: '(.+)\\.'"
+            )
+            skipped += [f"{one.url} is skipped: {other.url} {advice}" for one, other in _conflicts(group, first)]
+            group = first
+        shards = tuple(replace(shard, url=registered.get(shard.url, (shard.url, ""))[0]) for shard in group)
+        if shards:
+            partitions.append(Partition(key=key, shards=shards))
+    return Grouped(partitions, tuple(sorted(skipped)))
 
 
-def no_shards(spec: DatasetSpec, *, registered: int = 0) -> SourceError:
-    """The error of a place without shards, which had those of so many partitions."""
+def _conflicts(group: Sequence[ShardFile], first: Sequence[ShardFile]) -> Iterator[tuple[ShardFile, ShardFile]]:
+    """Yields each shard that cannot have its key, with another one that would have it."""
+    for shard in group:
+        if shard not in first:
+            yield shard, next(other for other in (*first, *group) if other is not shard)
+
+
+def _readable_path(url: str, folder: str) -> str:
+    """Returns the path of a shard below a folder, as its names are without the escapes and the query of a URL."""
+    if not is_web(url):
+        return url.removeprefix(folder)
+    path = url.partition("?")[0].partition("#")[0].removeprefix(folder)
+    return unquote(path.partition("://")[2] or path, errors="surrogateescape")
+
+
+def partition_key(name: str) -> str:
+    """Returns the partition key of a name: itself if it has only letters of ASCII, digits, ``.``, ``_`` and ``-``.
+
+    Every other byte of its UTF-8 is written as ``%`` and two hexadecimal digits, as is a dot that would hide a file or
+    that Dagster would read as the ``...`` of a range: `urllib.parse.unquote` returns the name. Of a longer key than
+    `MAX_KEY`, the start is followed by ``%-``, which no other key has, and a digest of all of it.
+    """
+    data = name.encode("utf-8", "surrogateescape")
+    key = _ESCAPED.sub(lambda found: b"%%%02X" % ord(found[0]), data)
+    if len(key) > MAX_KEY:
+        digest = hashlib.sha256(key).hexdigest()[:32].encode()
+        key = re.sub(rb"%.?$", b"", key[: MAX_KEY - len(digest) - 2]) + b"%-" + digest
+    return key.decode()
+
+
+def no_shards(spec: DatasetSpec, skipped: Sequence[str] = (), *, registered: int = 0) -> MmAssetsError:
+    """The error of a place without shards, which had those of so many partitions, or where all of them are skipped."""
+    if skipped:
+        more = f" (and {len(skipped) - 1:,} more that are skipped)" if len(skipped) > 1 else ""
+        return ConfigError(spec.where, "shards", f"no shard can be taken: {skipped[0]}{more}")
     more = f", though it held {counted(registered, 'partition')} before" if registered else ""
     named = "" if spec.where == "arguments" else f" (`shards` of {spec.where})"
     said = f"no shard was found there{more}{named}"
     if is_local(spec.shards):
-        place = re.split(r"[*?\[]", spec.shards, maxsplit=1)[0]
+        place = re.split(r"[*?\[{]", spec.shards, maxsplit=1)[0]
         folder = place if place == spec.shards else os.path.dirname(place)
         if folder and not os.path.lexists(local_path(folder)):
             what = "such file or folder" if place == spec.shards else f"folder {local_path(folder)}"
             return SourceError(spec.shards, f"{said}: there is no {what}")
     elif (bucket := _missing_bucket(spec)) is not None:
         return SourceError(spec.shards, f"{said}: there is no bucket {bucket}, or the credentials may not see it")
+    if is_web(spec.shards):
+        names = "of a server that lists no folders give the names, as in {00000..00099}.tar"
+        is_pattern = re.search(r"[*\[{]|/$", spec.shards) is not None
+        return SourceError(spec.shards, f"{said}: {names if is_pattern else 'the server has no such file'}")
     suffixes = " ".join(shard_suffixes(spec.source, where=spec.where))
+    escaped = "; in a pattern [[] stands for a bracket" if "[" in spec.shards else ""
     return SourceError(
         spec.shards,
         f"{said}: give a folder with names that end in {suffixes}, a glob such as '*.parquet' for Parquet files and "
-        "lists, or one file",
+        f"lists, or one file{escaped}",
     )
 
 
@@ -128,9 +207,25 @@ def _missing_bucket(spec: DatasetSpec) -> str | None:
     return bucket if "s3" in protocols(fs) and not fs.exists(bucket) else None
 
 
+class ListedPartitions(NamedTuple):
+    """The partitions that are listed.
+
+    Attributes:
+        settled: those of which all shards have settled, sorted by key.
+        unsettled: those that wait for a shard.
+        seen: an entry for each shard that has not settled, for the next listing.
+        skipped: as in `Grouped`.
+    """
+
+    settled: list[Partition]
+    unsettled: list[Partition]
+    seen: dict[str, tuple[str, float]]
+    skipped: tuple[str, ...]
+
+
 def list_partitions(
     spec: DatasetSpec, *, seen: Mapping[str, tuple[str, float]] | None = None, known: Iterable[Partition] = ()
-) -> tuple[list[Partition], list[Partition], dict[str, tuple[str, float]]]:
+) -> ListedPartitions:
     """Lists the shards that have settled, as partitions.
 
     A shard has settled when its modification time is `settle_seconds` ago, or when `seen` says that it has had its
@@ -140,20 +235,14 @@ def list_partitions(
         spec: the declaration.
         seen: by URL, the fingerprint last seen and since when (seconds since 1970).
         known: the partitions as registered.
-
-    Returns:
-        The settled partitions sorted by key, those that wait for a shard, and `seen` for the next time: an entry for
-        each shard that has not settled.
     """
     now = time.time()
     before = seen or {}
     settled: list[Partition] = []
     unsettled: list[Partition] = []
     young: dict[str, tuple[str, float]] = {}
-    suffixes = shard_suffixes(spec.source, where=spec.where)
-    urls = (shard.url for partition in known for shard in partition.shards)
-    listed = expand_shards(spec.shards, spec.storage_options, suffixes=suffixes, known=urls)
-    for partition in group_shards(spec, listed):
+    grouped = list_shards(spec, known)
+    for partition in grouped.partitions:
         waiting = {}
         for shard in partition.shards:
             fingerprint, since = before.get(shard.url, ("", now))
@@ -163,7 +252,7 @@ def list_partitions(
                 waiting[shard.url] = shard.fingerprint, since
         (unsettled if waiting else settled).append(partition)
         young |= waiting
-    return settled, unsettled, young
+    return ListedPartitions(settled, unsettled, young, grouped.skipped)
 
 
 def register(
@@ -189,18 +278,18 @@ def register(
 
     Raises:
         SourceError: no shard was found, or none that can decide the schema.
-        ConfigError: the declaration's schema settings changed and `new_schema` was not given.
+        ConfigError: the declaration's schema settings changed and `new_schema` was not given, or no shard can be taken.
     """
     spec = dataset.spec
     stored = dataset.registered()
-    partitions, unsettled, young = list_partitions(spec, seen=seen, known=stored.partitions.values())
+    partitions, unsettled, young, skipped = list_partitions(spec, seen=seen, known=stored.partitions.values())
     before, source, declared = stored.partitions, stored.source, _decided_with(stored)
     if young and wait:
         sleep(spec.settle_seconds)
-        partitions, unsettled, young = list_partitions(spec, seen=young, known=before.values())
-    if not partitions and not young and (before or not allow_empty):
+        partitions, unsettled, young, skipped = list_partitions(spec, seen=young, known=before.values())
+    if not partitions and not young and (before or skipped or not allow_empty):
         # An unmounted folder looks like this; accepting it would empty the next manifest.
-        raise no_shards(spec, registered=len(before))
+        raise no_shards(spec, skipped, registered=len(before))
     fault = None if new_schema else _refusal(dataset, source, declared)
     if fault is not None:
         raise fault
@@ -225,6 +314,7 @@ def register(
         removed=tuple(sorted(set(before) - keys)),
         unsettled=tuple(young),
         seen=young,
+        skipped=skipped,
         decision=decision,
     )
 
@@ -257,7 +347,7 @@ def refusal(dataset: DatasetStore) -> ConfigError | None:
 
 def _refusal(dataset: DatasetStore, source: str | None, declared: Mapping[str, object] | None) -> ConfigError | None:
     spec = dataset.spec
-    if source is not None and source != spec.shards:
+    if source is not None and not spec.is_made_from(source):
         detail = (
             f"is {spec.shards}, but the dataset at {dataset.store.url} was made from {source}: use another dataset "
             f"name or root, or, if it moved, `mm-assets register --dataset {spec.name} --new-schema`"

@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
+    model_validator,
 )
 
 from mm_assets.errors import ConfigError
@@ -31,14 +32,13 @@ from mm_assets.pipeline.spec_errors import config_error, shown
 from mm_assets.pipeline.ui_names import POOL, check_pool, check_tags
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
-from mm_assets.storage.urls import CHAINED, is_local
+from mm_assets.storage.urls import is_local, normalized_url, split_signature, unreadable
 
-__all__ = ["NOT_DECISIVE", "PARTITION_KEY", "DatasetSpec", "EngineOptions", "ParquetOptions", "plain"]
+__all__ = ["NOT_DECISIVE", "DatasetSpec", "EngineOptions", "ParquetOptions", "plain"]
 
 NOT_DECISIVE = frozenset({"allow_references", "allowed_references"})
 """Settings of `samples` that do not decide the schema: with and without them a sample has the same kinds of row."""
 
-PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
 _NAME = "[A-Za-z][A-Za-z0-9_]*"  # the names that Dagster allows in asset keys and job names
 _FORMATS = sorted(source_formats(None, where=""))
 _PERCENTAGE = r"[0-9]{1,3}(\.[0-9]{1,6})?%"
@@ -83,9 +83,13 @@ def _check_root(root: object) -> object:
 
 
 def _check_url(url: str) -> str:
-    if "::" in url:
-        raise ValueError(f"is {url!r}, which {CHAINED}")
+    if (why := unreadable(url)) is not None:
+        raise ValueError(f"is {url!r}, which {why}")
     return url
+
+
+def _check_shards(url: str, info: ValidationInfo) -> str:
+    return normalized_url(_check_url(url), _base(info))
 
 
 def _check_formats(formats: tuple[str, ...]) -> tuple[str, ...]:
@@ -126,8 +130,8 @@ def _base(info: ValidationInfo) -> Path | None:
     return (info.context or {}).get("base")
 
 
-def _below(url: str, base: Path | None) -> str:
-    if base is None or not is_local(url):
+def _below(url: str, base: Path) -> str:
+    if not is_local(url):
         return url
     path = Path(url.split("://", 1)[-1] if "://" in url else url).expanduser()
     return str(path if path.is_absolute() else base / path)
@@ -249,15 +253,17 @@ class DatasetSpec(Settings):
         description="Name of the dataset: the first part of its asset keys, and its folder below `root`.",
         examples=["web"],
     )
-    shards: Annotated[Text, AfterValidator(_check_url), AfterValidator(lambda url, info: _below(url, _base(info)))] = (
-        Field(
-            description="Folder, glob or file of tar shards, or of a Parquet or JSONL list; any fsspec URL. A relative "
-            "path starts at the folder of the YAML file.",
-            examples=["s3://bucket/web/*.tar"],
-        )
+    shards: Annotated[Text, AfterValidator(_check_shards)] = Field(
+        description="Folder or file of tar shards, or of a Parquet or JSONL list; any fsspec URL. If nothing has that "
+        "name it is a pattern with `{a,b}`, `{000..099}`, `*`, `?` and `[…]`. A relative path starts at the folder of "
+        "the YAML file.",
+        examples=["s3://bucket/web/*.tar"],
     )
     storage_options: Mapping[str, Any] = Field(
-        default={}, description="Arguments of the file system of `shards`.", examples=[{"anon": True}]
+        default={},
+        description="Arguments of the file system of `shards`. For `http://` and `https://` also `signature`, the "
+        "query of presigned URLs; `shards` may have it too.",
+        examples=[{"anon": True}],
     )
     source: (
         Annotated[
@@ -477,6 +483,22 @@ class DatasetSpec(Settings):
     def where(self) -> str:
         """The file of the declaration, for messages."""
         return self._where
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_signature(cls, given: Any) -> Any:
+        """Moves the signature of a presigned URL to the options: what is stored and compared is the URL without it."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("shards"), str):
+            return given
+        shards, signature = split_signature(given["shards"])
+        options = given.get("storage_options")
+        if not signature or not isinstance(options or {}, Mapping):
+            return given
+        return {**given, "shards": shards, "storage_options": {**(options or {}), "signature": signature}}
+
+    def is_made_from(self, source: str | None) -> bool:
+        """Whether the stored `shards` of a dataset name the same place, whatever their spelling."""
+        return source is not None and normalized_url(source).rstrip("/") == self.shards.rstrip("/")
 
     def model_post_init(self, context: Any) -> None:
         """Takes the file of the declaration from the validation's context."""

@@ -40,6 +40,7 @@ class ShardChanges:
         touched: local shards of the same size with other times: registration compares their bytes.
         gone: registered, and without shards.
         unsettled: with a shard that is too young to be registered.
+        skipped: a sentence for each file that is in no partition.
         found: how many partitions have shards.
     """
 
@@ -48,6 +49,7 @@ class ShardChanges:
     touched: tuple[str, ...]
     gone: tuple[str, ...]
     unsettled: tuple[str, ...]
+    skipped: tuple[str, ...]
     found: int
 
 
@@ -149,7 +151,7 @@ def dataset_status(dataset: DatasetStore) -> DatasetStatus:
     except SourceError as error:
         unknown.append(str(error))
     if refused is None and shards is not None and not shards.found:
-        refused = no_shards(dataset.spec, registered=len(present.partitions))
+        refused = no_shards(dataset.spec, shards.skipped, registered=len(present.partitions))
     published = present.published()
     return DatasetStatus(
         dataset=dataset.spec.name,
@@ -216,7 +218,7 @@ def _failures(present: Present, pending: Mapping[str, Stale]) -> dict[str, Stage
 
 
 def _shard_changes(dataset: DatasetStore, registered: Mapping[str, Partition]) -> ShardChanges:
-    settled, unsettled, _ = list_partitions(dataset.spec)
+    settled, unsettled, _, skipped = list_partitions(dataset.spec, known=registered.values())
     waiting = {partition.key for partition in unsettled}
     found = {partition.key: partition for partition in settled}
     known = [key for key in found if key in registered]
@@ -228,6 +230,7 @@ def _shard_changes(dataset: DatasetStore, registered: Mapping[str, Partition]) -
         touched=tuple(sorted(touched)),
         gone=tuple(sorted(registered.keys() - found.keys() - waiting)),
         unsettled=tuple(sorted(waiting)),
+        skipped=skipped,
         found=len(settled) + len(unsettled),
     )
 

@@ -30,11 +30,12 @@ MAX_REMOTE = 1024  # files of an object store: each costs a request when it is o
 class _OtherFiles:
     """Files beside the shards that locators name; of the local ones the last few stay open.
 
-    The declaration's `storage_options` are used for files of the shards' own file system, and for no other.
+    The declaration's `storage_options` are used for files of the shards' own file system, and for no other; the
+    signature of presigned shards for none.
     """
 
     def __init__(self, spec: DatasetSpec) -> None:
-        self._options = spec.storage_options
+        self._options = {name: value for name, value in spec.storage_options.items() if name != "signature"}
         self._scheme = _scheme(spec.shards)
         self._local: OrderedDict[str, SourceFile] = OrderedDict()
         self._remote: OrderedDict[str, SourceFile] = OrderedDict()  # filled from several threads

@@ -22,7 +22,7 @@ import fsspec
 from mm_assets.errors import SourceError, full_disk_named
 from mm_assets.storage.listing import ShardFile, describe_file
 from mm_assets.storage.ranges import MAX_GAP, merge_ranges, slice_ranges
-from mm_assets.storage.urls import Options, filesystem, protocols, reason, storage_errors
+from mm_assets.storage.urls import Options, filesystem, protocols, reason, split_signature, storage_errors
 
 __all__ = ["SourceFile"]
 
@@ -128,7 +128,9 @@ class SourceFile:
     @property
     def identity(self) -> str:
         """What identifies the file as it was opened: location, server, fingerprint and time of change."""
-        return json.dumps([self.location, _endpoint(self._options or {}), self.fingerprint, self.modified])
+        return json.dumps(
+            [split_signature(self.location)[0], _endpoint(self._options or {}), self.fingerprint, self.modified]
+        )
 
     def now(self) -> ShardFile:
         """The file as the storage describes it now; `SourceError` if it is gone or may not be read."""
@@ -163,6 +165,12 @@ class SourceFile:
     def _whole(self, got: bytes, offset: int, size: int) -> bytes:
         if len(got) == size:
             return got
+        if len(got) > size:
+            detail = (
+                f"the server ignores ranges, by which the file is read (it gave {len(got)} bytes, expected {size}): "
+                "copy it to a folder or to object storage"
+            )
+            raise SourceError(self.url, detail, byte_offset=offset)
         # A reply may be truncated in transit: the file itself has shrunk only if the storage now reports fewer bytes.
         left = self.now().size
         detail = f"the storage gave {len(got)} of {size} bytes"

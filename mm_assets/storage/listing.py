@@ -1,4 +1,4 @@
-"""The files at a URL: one file, a folder or a glob, with sizes and fingerprints."""
+"""The shards at a URL: one file, a folder, a pattern or a list in braces, with sizes and fingerprints."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from datetime import datetime
 from typing import Any
 
 import fsspec
-from fsspec.utils import glob_translate
 
 from mm_assets.errors import SourceError
-from mm_assets.storage.s3_listing import list_objects
-from mm_assets.storage.urls import Options, filesystem, protocols, public_url, storage_errors
+from mm_assets.storage.search import FileSearch
+from mm_assets.storage.urls import NO_SIZE, Options, filesystem, protocols, public_url, storage_errors
 
-__all__ = ["UNMARKED", "ShardFile", "describe_file", "expand_shards"]
+__all__ = ["UNMARKED", "Listing", "ShardFile", "describe_file", "expand_shards"]
 
 _NO_TAG = re.compile(r"[^A-Za-z0-9._:+-]+")
 UNMARKED = "unmarked"  # ends the fingerprint of a file whose storage does not report changes
@@ -60,7 +59,7 @@ def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any])
         )
     size = info.get("size")
     if size is None:
-        raise SourceError(public_url(fs, path), "the storage does not report the file's size")
+        raise SourceError(public_url(fs, path), NO_SIZE)
     modified = info.get("LastModified")
     if modified is None:
         modified = next((info[k] for k in ("last_modified", "mtime", "created") if info.get(k)), None)
@@ -88,54 +87,50 @@ def describe_file(url: str, storage_options: Options | None = None) -> ShardFile
         return _describe(fs, path, info)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What a path, a pattern or a list in braces names.
+
+    Attributes:
+        shards: sorted by URL.
+        skipped: a sentence for each name that is not used, with its place and why.
+        folder: URL of the folder that holds them all, with a slash at its end: of a pattern, the one before it.
+    """
+
+    shards: tuple[ShardFile, ...]
+    skipped: tuple[str, ...] = ()
+    folder: str
+
+
 def expand_shards(
     pattern: str, storage_options: Options | None = None, *, suffixes: tuple[str, ...], known: Iterable[str] = ()
-) -> list[ShardFile]:
-    """The shards that a folder, a glob or one path names, sorted by URL, without hidden files.
+) -> Listing:
+    """Lists the shards that a path or URL names, without hidden files.
+
+    What exists is used as it is: a file, or a folder for all files below it whose names end as a shard's. Only
+    otherwise are braces expanded, and then ``*``, ``?`` (but not in a URL that HTTP reads) and ``[...]`` matched.
+    Local links are followed, and each folder is listed once.
 
     Args:
-        pattern: a glob, a file, or a folder for all files below it whose names end as a shard's.
+        pattern: a path or URL.
         storage_options: arguments for the file system.
         suffixes: ends of a shard's name, in lower case.
         known: URLs that were listed before; of very many an object store is asked faster.
+
+    Raises:
+        SourceError: the storage does not answer, or braces stand for too many names.
     """
     fs, path = filesystem(pattern, storage_options)
-    with storage_errors(pattern, "cannot be listed"):
-        if any(c in path for c in "*?["):
-            found = {p: i for p, i in _matching(fs, path, known).items() if i.get("type") != "directory"}
-        elif fs.isdir(path):
-            files = (
-                {info["name"]: info for info in list_objects(fs, path, is_recursive=True, known=_names(fs, known))}
-                if "s3" in protocols(fs)
-                else fs.find(path, detail=True)
-            )
-            found = {p: i for p, i in files.items() if p.lower().endswith(suffixes)}
-        elif fs.exists(path):
-            found = {path: fs.info(path)}
-        else:
-            found = {}
-        listed = []
-        for place, info in found.items():
-            if not place.rsplit("/", 1)[-1].startswith("."):
-                with suppress(FileNotFoundError):  # removed since it was listed, or a dangling link
-                    listed.append(_describe(fs, place, info))
-    return sorted(listed, key=lambda shard: shard.url)
-
-
-def _names(fs: fsspec.AbstractFileSystem, urls: Iterable[str]) -> list[str]:
-    return sorted(map(fs._strip_protocol, urls))
-
-
-def _matching(fs: fsspec.AbstractFileSystem, pattern: str, known: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-    """What a glob matches, by path; of a single folder of an object store it is listed once, `glob` lists it twice."""
-    folder, _, base = pattern.rpartition("/")
-    if "file" in protocols(fs) or any(c in folder for c in "*?[") or "**" in base:
-        found: dict[str, Mapping[str, Any]] = fs.glob(pattern, detail=True)
-        return found
-    matches = re.compile(glob_translate(pattern)).match
-    with suppress(FileNotFoundError):
-        listed = (
-            list_objects(fs, folder, known=_names(fs, known)) if "s3" in protocols(fs) else fs.ls(folder, detail=True)
-        )
-        return {info["name"]: info for info in listed if matches(info["name"])}
-    return {}
+    search = FileSearch(fs, suffixes, known)
+    listed = []
+    with storage_errors(public_url(fs, path), "cannot be listed"):
+        folder = search.add(path)
+        search.complete()
+        for place, info in search.files.items():
+            with suppress(FileNotFoundError):  # removed since it was listed
+                listed.append(_describe(fs, place, info))
+    return Listing(
+        shards=tuple(sorted(listed, key=lambda shard: shard.url)),
+        skipped=tuple(sorted(search.skipped)),
+        folder=public_url(fs, folder).rstrip("/") + "/",
+    )

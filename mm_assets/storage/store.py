@@ -15,11 +15,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from mm_assets.errors import ChangedError, SourceError, full_disk_named
 from mm_assets.storage.hashed_file import HashedFile, file_state
 from mm_assets.storage.s3_listing import list_objects
-from mm_assets.storage.urls import Options, filesystem, http_status, is_local, local_path, protocols, storage_errors
+from mm_assets.storage.search import FileSearch
+from mm_assets.storage.urls import (
+    NO_SIZE,
+    Options,
+    filesystem,
+    http_status,
+    is_local,
+    is_web,
+    local_path,
+    protocols,
+    storage_errors,
+)
 
 __all__ = ["Draft", "ListedFile", "PublishedFile", "Snapshot", "Store"]
 
@@ -159,11 +171,14 @@ class Store:
 
     def url_of(self, name: str) -> str:
         """Path or URL of a file below the root."""
-        return f"{self.url}/{name}" if name else self.url
+        return f"{self.url}/{self._escaped(name)}" if name else self.url
 
     def path_of(self, name: str) -> str:
         """Path of a file in the file system."""
-        return f"{self._root}/{name}" if name else self._root
+        return f"{self._root}/{self._escaped(name)}" if name else self._root
+
+    def _escaped(self, name: str) -> str:
+        return quote(name) if is_web(self.url) else name
 
     def exists(self, name: str) -> bool:
         """Whether there is a file at `name`; `SourceError` if the storage does not answer."""
@@ -203,9 +218,15 @@ class Store:
     def _remote_files(self, folder: str) -> dict[str, ListedFile]:
         found = {}
         path = self.path_of(folder)
-        for info in list_objects(self.fs, path) if self._is_s3 else self.fs.ls(path, detail=True):
-            base = info["name"].rstrip("/").rsplit("/", 1)[-1]
+        if is_web(self.url):
+            named = FileSearch(self.fs, (), ()).pages_in(path)
+        else:
+            listed = list_objects(self.fs, path) if self._is_s3 else self.fs.ls(path, detail=True)
+            named = ((info["name"].rstrip("/").rsplit("/", 1)[-1], info) for info in listed)
+        for base, info in named:
             if info["type"] == "file" and base:
+                if info.get("size") is None:
+                    raise SourceError(self.url_of(f"{folder}/{base}" if folder else base), NO_SIZE)
                 version = " ".join(str(info[fact]) for fact in _VERSION_FACTS if info.get(fact) is not None)
                 found[base] = ListedFile(int(info["size"]), version, info.get("ETag"))
         return found

@@ -3,39 +3,64 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import fsspec
-from fsspec.core import url_to_fs
+from fsspec import get_filesystem_class
 
-from mm_assets.errors import MissingExtraError, MmAssetsError, SourceError
+from mm_assets.errors import MissingExtraError, MmAssetsError, SourceError, is_secret_parameter, masked_urls
 from mm_assets.storage.s3_listing import use_fast_listings
 
 __all__ = [
     "CHAINED",
+    "NO_SIZE",
     "Options",
     "filesystem",
     "http_status",
     "is_local",
+    "is_web",
     "local_path",
+    "normalized_url",
     "protocols",
     "public_url",
     "reason",
+    "signed_url",
+    "split_signature",
     "storage_errors",
     "storage_fault",
+    "unreadable",
 ]
 
 # Connections of an S3 client: the ranges of a random batch are requested together, and its own default is 10.
 S3_CONNECTIONS = 64
 
 CHAINED = (
-    "is a chained URL of fsspec, which is not read: name the file without simplecache:: or filecache:: before it (a "
-    "shard is read by ranges, each once), and unpack an archive that zip:// or tar:// would open"
+    "is a list with :: between shards or a chained URL of fsspec, and neither is read: write several shards with "
+    "braces, as in folder/{a,b}.tar or folder/{00000..00099}.tar; name the file without simplecache:: or filecache:: "
+    "before it (a shard is read by ranges, each once), and unpack an archive that zip:// or tar:// would open"
 )
-"""What is wrong with a URL such as ``simplecache::s3://bucket/x.tar``, and what to do."""
+"""What is wrong with ``a.tar::b.tar`` and with a URL such as ``simplecache::s3://bucket/x.tar``, and what to do."""
+
+NO_SIZE = (
+    "the storage does not report the file's size, which an HTTP server has to give as Content-Length: a shard is read "
+    "by ranges; copy it to a folder or to object storage"
+)
+
+_ARCHIVES = ("zip://", "tar://", "libarchive://")
+_NEXT_URL = re.compile(r"::(?:[A-Za-z][\w+.-]*://|/|~)")
+_LOCAL_SCHEME = re.compile(r"(?:file|local):(?://(?:localhost(?=/))?)?")
+_WEB = ("http://", "https://")
+# Query parameters that sign a URL, of S3, Google Cloud Storage, OSS, COS and CloudFront; those of Azure are short.
+_SIGNING = re.compile(
+    r"(x-amz|x-goog|x-oss|q)-.*|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid|ossaccesskeyid", re.I
+)
+_OF_SAS = re.compile("s[vsrpet]|srt|spr|sip|sk(oid|tid|[tesv])|s[au]oid|scid|sdd|ses|sig")
+_ALSO_NAMES = {"key"}  # a secret by its name that may as well name the file
 
 _LACKING = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, an optional package
 _CREDENTIALS = (
@@ -47,50 +72,149 @@ _PERMISSIONS = (
     "the credentials in use may not do this: reading takes s3:GetObject and s3:ListBucket, writing s3:PutObject and "
     "s3:DeleteObject; a public bucket needs {anon: true} in `storage_options`"
 )
+_REFUSED = (401, 403)  # of HTTP
+_SIGN_AGAIN = "if the URL is presigned, it may have expired: sign it again, which makes it no other shard"
 
 Options = Mapping[str, Any]
 
 
 def is_local(url: str) -> bool:
     """Whether `url` is a path of the local file system (plain, or ``file://``)."""
-    return "://" not in url or url.startswith(("file://", "local://"))
+    return "://" not in url or url.startswith(("/", "file://", "local://"))
+
+
+def is_web(url: str) -> bool:
+    """Whether `url` is read by HTTP, so that ``?`` begins its query."""
+    return url.startswith(_WEB)
+
+
+def is_chain(url: str) -> bool:
+    """Whether a text is several paths or URLs with ``::`` between them, and not a name that has it."""
+    if "::" not in url:
+        return False
+    if not is_local(url):
+        return "::" in url.partition("://")[0] or url.startswith(_ARCHIVES) or _NEXT_URL.search(url) is not None
+    if url.startswith(("/", "./", "../", "~")) and _NEXT_URL.search(url) is None:
+        return False
+    end = url.find("/", url.rindex("::"))
+    return not os.path.lexists(local_path(url if end < 0 else url[:end]))
+
+
+def unreadable(url: str) -> str | None:
+    """What is wrong with a text that is given for a place, by its form alone, and what to do; None for any other."""
+    if url.startswith("pipe:"):
+        return "is a command, which is not run: name the file or URL that it reads"
+    if url == "-":
+        return "is standard input, which is not read: name the file, folder, pattern or URL"
+    return CHAINED if is_chain(url) else None
 
 
 def local_path(url: str) -> Path:
     """The absolute path of a local URL, with ``~`` expanded."""
-    return Path(os.path.abspath(os.path.expanduser(url.split("://", 1)[-1] if "://" in url else url)))
+    return Path(_absolute(_LOCAL_SCHEME.sub("", url, count=1)))
+
+
+def normalized_url(url: str, base: Path | None = None) -> str:
+    """Returns the one spelling of a place that may be written in several, without reading any storage.
+
+    A local path, which may be a pattern, becomes absolute, without ``~``, ``.``, ``..`` and a slash at its end; if
+    braces hold slashes, the part before them. Another URL only loses slashes at its end, unless HTTP reads it.
+
+    Args:
+        url: a path or URL.
+        base: folder at which relative paths start; None takes the current one.
+    """
+    if not is_local(url):
+        return url if is_web(url) else url.rstrip("/")
+    path = os.path.join(base or Path.cwd(), os.path.expanduser(_LOCAL_SCHEME.sub("", url, count=1)))
+    if "/" not in path[path.find("{") : path.rfind("}")]:
+        return _absolute(path)
+    folder = path[: path.index("{")].rpartition("/")[0]
+    return f"{_absolute(folder or '/').rstrip('/')}{path[len(folder) :]}".rstrip("/")
+
+
+def _absolute(path: str) -> str:
+    return re.sub("^//", "/", os.path.abspath(os.path.expanduser(path)))  # POSIX leaves two slashes at the start
+
+
+def split_signature(url: str) -> tuple[str, str]:
+    """Splits a presigned URL into the URL that stays the same when it is signed again, and the query that signs it.
+
+    Only URLs that HTTP reads have signatures; of any other the second is empty.
+    """
+    place, mark, query = url.partition("?")
+    if not mark or not is_web(url):
+        return url, ""
+    given = [(parameter.partition("=")[0], parameter) for parameter in query.split("&")]
+    secret = {name for name, _ in given if is_secret_parameter(name) and name.lower() not in _ALSO_NAMES}
+    if not secret:
+        return url, ""
+    is_sas = "sig" in secret
+    signing = {name for name, _ in given if _SIGNING.fullmatch(name) or (is_sas and _OF_SAS.fullmatch(name))} | secret
+    kept = "&".join(parameter for name, parameter in given if name not in signing)
+    return place + (f"?{kept}" if kept else ""), "&".join(text for name, text in given if name in signing)
+
+
+def signed_url(url: str, signature: str) -> str:
+    """Returns a URL with the query that signs it, as `split_signature` gave them."""
+    return f"{url}{'&' if '?' in url else '?'}{signature}" if signature else url
 
 
 def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a URL, and the path in it.
+    """The file system of a URL, and the path in it, which has no signature.
+
+    Args:
+        url: a path or URL; that of an HTTP server may be presigned.
+        options: arguments of the file system. Of HTTP also ``signature``, the query that signs every URL.
 
     Raises:
         MissingExtraError: the package that reads such URLs is not installed.
         SourceError: no file system has the URL's scheme, or it is a chain of several.
     """
-    if "::" in url:
+    if is_chain(url):
         raise SourceError(url, CHAINED)
     settings = dict(options or {})
-    if not is_local(url):
+    scheme = "file" if is_local(url) else url.partition("://")[0]
+    if scheme != "file":
         # A daemon runs for days: a cached listing would hide new shards and changed ones.
         settings.setdefault("use_listings_cache", False)
-    if url.startswith(("s3://", "s3a://")):
+    if scheme in ("s3", "s3a"):
         settings["config_kwargs"] = {"max_pool_connections": S3_CONNECTIONS, **(settings.get("config_kwargs") or {})}
+    url, signature = split_signature(url)
+    if signature:
+        settings["signature"] = signature
     try:
-        fs, path = url_to_fs(url, **settings)
+        of_scheme = _signing_file_system() if "signature" in settings and is_web(url) else get_filesystem_class(scheme)
+        # Not fsspec's `url_to_fs`, which takes `::` in a name for a chain.
+        fs, path = of_scheme(**{**of_scheme._get_kwargs_from_urls(url), **settings}), of_scheme._strip_protocol(url)
     except ImportError as error:  # fsspec's own, over the one that names the package
         missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
         if not isinstance(missing, ModuleNotFoundError) or missing.name is None:
             raise
-        raise MissingExtraError(f"{url.partition('://')[0]}://", missing.name.partition(".")[0]) from error
+        raise MissingExtraError(f"{scheme}://", missing.name.partition(".")[0]) from error
     except ValueError as error:
-        scheme = url.partition("://")[0]
-        if is_local(url) or scheme in fsspec.available_protocols():
+        if scheme in fsspec.available_protocols():
             raise
         raise SourceError(url, f"{scheme}:// is not known, expected a path or a URL that fsspec reads") from error
     if "s3" in protocols(fs):
         use_fast_listings(fs)
     return fs, path
+
+
+@cache
+def _signing_file_system() -> type[fsspec.AbstractFileSystem]:
+    """The file system of HTTP that signs each URL when it is requested, so that paths and errors have no signature."""
+    from fsspec.implementations.http import HTTPFileSystem
+
+    class SigningFileSystem(HTTPFileSystem):  # type: ignore[misc]  # the package has no types
+        def __init__(self, *, signature: str, **settings: Any) -> None:
+            super().__init__(**settings)
+            self._signature = signature
+
+        def encode_url(self, url: str) -> Any:
+            return super().encode_url(signed_url(url, self._signature))
+
+    return SigningFileSystem
 
 
 def public_url(fs: fsspec.AbstractFileSystem, path: str) -> str:
@@ -104,14 +228,16 @@ def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
 
 
 def reason(error: Exception) -> str:
-    """The message of an error, in the system's words where it has some."""
+    """The message of an error, in the system's words where it has some, without secrets of URLs."""
     if isinstance(error, FileNotFoundError) and error.strerror is None:  # fsspec's, whose text is the path alone
+        if error.__cause__ is not None and http_status(error) in _REFUSED:
+            return f"the server refuses access (HTTP {http_status(error)}); {_SIGN_AGAIN}"
         cause = error.__cause__
-        return "not found" if cause is None else f"not found ({type(cause).__name__}: {cause})"
+        return "not found" if cause is None else masked_urls(f"not found ({type(cause).__name__}: {cause})")
     if isinstance(error, OSError):
         said = error.strerror or str(error) or type(error).__name__
-        return f"{said} ({_PERMISSIONS})" if said.rstrip(".") in _REFUSALS else said
-    said = f"{type(error).__name__}: {error}"
+        return masked_urls(f"{said} ({_PERMISSIONS})" if said.rstrip(".") in _REFUSALS else said)
+    said = masked_urls(f"{type(error).__name__}: {error}")
     return f"{said}; {_CREDENTIALS}" if type(error).__name__ in _LACKING else said
 
 

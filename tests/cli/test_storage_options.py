@@ -132,8 +132,8 @@ def test_names_of_secrets() -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_secrets_of_a_url_are_masked(dagster_home: Path, flags: tuple[str, ...]) -> None:
-    """A URL in an error has no password and no signature, in text and in JSON."""
+    """A URL in an error has no password, and a presigned one is without what signs it, in text and in JSON."""
     url = f"http://user:{SECRET.replace('/', '')}@127.0.0.1:9/x.tar?X-Amz-Signature=5ec2e7&versionId=1"
     result = mm("run", "--shards", url, *flags, code=1)
-    assert "http://user:***@127.0.0.1:9/x.tar?X-Amz-Signature=***&versionId=1: cannot be " in result.output
+    assert "http://user:***@127.0.0.1:9/x.tar?versionId=1: cannot be " in result.output
     assert "5ec2e7" not in result.output

@@ -26,6 +26,7 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.files import SourceFile
+from mm_assets.storage.listing import expand_shards
 
 from ..pipeline.chain import declare, marker_of
 from ..s3_server import serve
@@ -439,6 +440,30 @@ def test_shards_in_a_missing_bucket(
         spec = demo_spec("captions", shards=f"s3://{place}/shards/*.tar", storage_options=options)
         with pytest.raises(SourceError, match=rf"no shard was found there.*{says}"):
             register_dataset(instance, DatasetStore(spec))
+
+
+def test_names_in_a_bucket_are_used_as_they_are(options: dict[str, Any], bucket: str) -> None:
+    """Keys with brackets, braces, ? or :: are taken as they are; braces name objects without any listing."""
+    fs = fsspec.filesystem("s3", **options)
+    keys = ("run[1]/a-0.tar", "run[1]/a-1.tar", "{x,y}/b.tar", "what?.tar", "a::b.tar", "00.tar", "01.tar")
+    for key in keys:
+        fs.pipe_file(f"{bucket}/{key}", key.encode())
+
+    def listed(pattern: str) -> list[str]:
+        shards = expand_shards(f"s3://{bucket}/{pattern}", options, suffixes=(".tar",)).shards
+        for shard in shards:
+            with SourceFile(shard.url, options) as file:
+                assert file.read(0, file.size).decode() == shard.url.removeprefix(f"s3://{bucket}/")
+        return [shard.url.removeprefix(f"s3://{bucket}/") for shard in shards]
+
+    assert listed("") == sorted(keys)
+    for pattern in ("run[1]", "run[1]/", "run[1]/*.tar", "run[1]/a-{0..1}.tar", "run[[]1]/*", "*/a-[0-9].tar"):
+        assert listed(pattern) == ["run[1]/a-0.tar", "run[1]/a-1.tar"]
+    assert listed("{x,y}") == listed("{x,y}/*.tar") == ["{x,y}/b.tar"]
+    assert listed("what?.tar") == ["what?.tar"]
+    assert listed("a::b.tar") == ["a::b.tar"]
+    assert listed("{00..01}.tar") == listed("0?.tar") == ["00.tar", "01.tar"]
+    assert "02.tar is skipped" in expand_shards(f"s3://{bucket}/{{00..02}}.tar", options, suffixes=()).skipped[0]
 
 
 def test_a_changed_object_is_noticed(

@@ -32,7 +32,7 @@ from mm_assets.rows.source_ref import parse_source_ref
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 from mm_assets.sources.samples import MODALITY_OF_EXTENSION
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.listing import ShardFile
+from mm_assets.storage.listing import Listing, ShardFile
 
 from ..pipeline.chain import at_work
 
@@ -373,7 +373,8 @@ def test_the_examples_of_partition_patterns_group_as_printed() -> None:
         config = {**yaml.safe_load(example), "partition_pattern": pattern, "name": "x", "root": "r"}
         spec = DatasetSpec.from_config(config, where="docs")
         shard = ShardFile(url="s3://bucket/web/en/part-0001-00.tar", size=1, fingerprint="1", modified=None)
-        keys += [partition.key for partition in group_shards(spec, [shard])]
+        listing = Listing(shards=(shard,), folder="s3://bucket/web/")
+        keys += [partition.key for partition in group_shards(spec, listing).partitions]
     assert keys == ["en", "part-0001"]
 
 

@@ -159,7 +159,7 @@ def test_shards_of_a_folder_a_glob_and_a_file(tmp_path: Path) -> None:
 
     def names(pattern: str) -> list[str]:
         found = expand_shards(str(tmp_path / pattern), suffixes=(".tar", ".tar.gz", ".tgz"))
-        return [shard.url.rsplit("/", 1)[-1] for shard in found]
+        return [shard.url.rsplit("/", 1)[-1] for shard in found.shards]
 
     assert names("a") == ["s-2.tar.gz", "s-1.tar", "s-4.tgz"]
     assert names("a/*") == ["readme.txt", "s-1.tar", "s-4.tgz"]

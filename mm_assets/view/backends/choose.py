@@ -8,7 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.errors import ConfigError, SourceError
-from mm_assets.storage.urls import filesystem, is_local, local_path, storage_errors
+from mm_assets.storage.urls import (
+    filesystem,
+    is_local,
+    is_web,
+    local_path,
+    normalized_url,
+    signed_url,
+    split_signature,
+    storage_errors,
+    unreadable,
+)
 from mm_assets.summaries import counted
 from mm_assets.view.backends.base import Backend
 
@@ -18,12 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["open_backend"]
 
 MAX_TOGETHER = 64  # shards that are opened before the first page; of more each is opened when those before it are read
-_GLOB = "*?["
+_PATTERN = "*?[{"
 _TABLES = (".parquet", ".jsonl", ".ndjson")
 
 
 def open_backend(
-    locations: Sequence[str], *, storage_options: Mapping[str, Any] | None = None, allowed: Iterable[str] = ()
+    locations: Sequence[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    allowed: Iterable[str] = (),
+    report: Callable[[str], object] | None = None,
 ) -> Backend:
     """The backend for what was given to the command.
 
@@ -31,6 +45,7 @@ def open_backend(
         locations: paths or URLs: a manifest, packed files, a dataset's folder, shards or a table; or globs of them.
         storage_options: arguments for the URLs' file system.
         allowed: prefixes of URLs and paths, beside a table's own folder, that its rows may name.
+        report: takes a sentence for each file that is skipped.
 
     Raises:
         MmAssetsError: it cannot be read, or is nothing that can be shown.
@@ -38,42 +53,57 @@ def open_backend(
     """
     if not locations:
         raise ConfigError("arguments", "X", "found nothing, expected a path or URL")
-    title = ", ".join(locations[:3]) + (f" and {len(locations) - 3} more" if len(locations) > 3 else "")
-    found = [url for location in locations for url in _expanded(location, storage_options)]
+    title = ", ".join(split_signature(location)[0] for location in locations[:3]) + (
+        f" and {len(locations) - 3} more" if len(locations) > 3 else ""
+    )
+    skipped: list[str] = []
+    found = [url for location in locations for url in _expanded(location, storage_options, skipped)]
     if len(found) == 1 and _is_folder(found[0], storage_options):
-        return _open_folder(found[0], storage_options, allowed)
-    return _open_files(found, title, storage_options, allowed)
+        backend = _open_folder(found[0], storage_options, allowed, skipped)
+    else:
+        backend = _open_files(found, title, storage_options, allowed)
+    if report is not None:
+        for line in skipped:
+            report(line)
+    return backend
 
 
-def _expanded(location: str, options: Mapping[str, Any] | None) -> list[str]:
-    """The files that a glob matches; any other location as it is, a local one absolute."""
-    is_file = location.startswith(("http://", "https://")) or (is_local(location) and local_path(location).exists())
-    if any(character in location for character in _GLOB) and not is_file:
+def _expanded(location: str, options: Mapping[str, Any] | None, skipped: list[str]) -> list[str]:
+    """The files that a pattern matches; any other location as it is, a local one absolute."""
+    if (why := unreadable(location)) is not None:
+        raise SourceError(location, why)
+    url, signature = split_signature(location)
+    is_file = is_local(location) and local_path(location).exists()
+    if any(character in url for character in _PATTERN if character != "?" or not is_web(url)) and not is_file:
+        from mm_assets.rows.base import shard_suffixes
         from mm_assets.storage.listing import expand_shards
 
-        files = [file.url for file in expand_shards(location, options, suffixes=())]
-        if not files:
-            raise SourceError(location, "matches no file")
-        return files
+        suffixes = shard_suffixes(None, where="arguments")
+        listing = expand_shards(normalized_url(location), options, suffixes=suffixes)
+        if not listing.shards:
+            raise SourceError(url, "; ".join(("matches no file", *listing.skipped[:3])))
+        skipped += listing.skipped
+        return [signed_url(file.url, signature) for file in listing.shards]
     return [str(local_path(location)) if is_local(location) else location]
 
 
 def _is_folder(url: str, options: Mapping[str, Any] | None) -> bool:
     if is_local(url):
         return local_path(url).is_dir()
-    if url.endswith((".mult", ".mstr", ".json", ".tar", *_TABLES)):
+    if split_signature(url)[0].endswith((".mult", ".mstr", ".json", ".tar", *_TABLES)):
         return False  # a file by its name: this saves a request
     fs, path = filesystem(url, options)
     with storage_errors(url, "cannot be read"):
         return bool(fs.isdir(path))
 
 
-def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Backend:
+def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterable[str], skipped: list[str]) -> Backend:
     from mm_assets.rows.base import shard_suffixes
     from mm_assets.storage.listing import expand_shards
     from mm_assets.storage.store import Store
 
-    names = Store(folder, options).sizes("")
+    store = Store(folder, options)
+    names = store.sizes("")
     if "shards.json" in names:
         from mm_assets.view.backends.folder import FolderBackend, open_dataset_store
 
@@ -83,10 +113,11 @@ def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterab
     datasets = _datasets_in(folder, options)
     if datasets:
         raise ConfigError("arguments", "X", f"{folder} holds datasets: name one, such as {folder}/{datasets[0]}")
-    shards = expand_shards(folder, options, suffixes=shard_suffixes(None, where="arguments"))
-    files = [shard.url for shard in shards] or [f"{folder}/{name}" for name in names if name.endswith(_TABLES)]
+    listing = expand_shards(folder, options, suffixes=shard_suffixes(None, where="arguments"))
+    skipped += listing.skipped
+    files = [shard.url for shard in listing.shards] or [store.url_of(name) for name in names if name.endswith(_TABLES)]
     if not files:
-        raise SourceError(folder, "holds no packed files, no shards and no tables")
+        raise SourceError(folder, "; ".join(("holds no packed files, no shards and no tables", *listing.skipped[:3])))
     return _open_files(files, folder, options, allowed)
 
 
