@@ -330,11 +330,13 @@ class MediaError(MmAssetsError, ValueError):
     Args:
         name: file name of the bytes, or a description such as ``<image>``.
         reason: what was found and what was expected.
+        setting: the limit that the bytes exceed, which says nothing against them; None if they cannot be read.
     """
 
-    def __init__(self, name: object, reason: str) -> None:
+    def __init__(self, name: object, reason: str, *, setting: str | None = None) -> None:
         self.name = str(name)
         self.reason = reason
+        self.setting = setting
         super().__init__(f"{self.name}: {reason}")
 
 

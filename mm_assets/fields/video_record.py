@@ -17,6 +17,7 @@ __all__ = [
     "FILE",
     "IN_VIDEO",
     "JPEG",
+    "MAX_COUNT",
     "NONE",
     "OWN_FILE",
     "RECORD",
@@ -55,7 +56,7 @@ SAMPLES = {1: "pcm16", 2: "float32", 4: "flac"}  # audio_codec, AudioField's num
 IN_VIDEO, OWN_FILE = 16, 17  # audio_codec
 VIDEO_PART, AUDIO_PART = 1, 2  # parts, bits: the contents that the clip was made of
 SQUARE = 128  # added to the orientation where pixels are made square
-_MAX_COUNT = 2**53  # samples and microseconds: sums of them stay within 64 bits
+MAX_COUNT = 2**53  # samples and microseconds: sums of them stay within 64 bits
 
 
 class Record(NamedTuple):
@@ -139,5 +140,5 @@ class Record(NamedTuple):
             expected = f"1 to {MAX_SOUND_CHANNELS} at 1 to {MAX_SOUND_RATE} Hz"
             raise corrupt("audio has an impossible format", found=found, expected=expected)
         counts = (self.num_audio_samples, self.audio_start_samples, self.start_us)
-        if max(*counts, abs(self.audio_offset_samples)) > _MAX_COUNT:
-            raise corrupt("a time or count is too large", found=max(counts), expected=f"at most {_MAX_COUNT}")
+        if max(*counts, abs(self.audio_offset_samples)) > MAX_COUNT:
+            raise corrupt("a time or count is too large", found=max(counts), expected=f"at most {MAX_COUNT}")

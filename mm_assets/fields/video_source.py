@@ -45,6 +45,7 @@ from mm_assets.summaries import describe
 __all__ = [
     "Plan",
     "Source",
+    "check_length",
     "clip_sound",
     "last_sample",
     "most_frames",
@@ -56,6 +57,7 @@ __all__ = [
 
 _MAX_SECONDS = 1_000_000
 _MAX_REPEATS = 1000  # of a file's frames on average: beyond it a few bytes would become gigabytes
+_EARLIER_SURPLUS_SECONDS = Fraction(1, 2)  # that earlier releases may have counted too much
 _MARGIN_SECONDS = 1  # decoded past the end of a truncated clip, so that the resampler's window does not see the end
 
 
@@ -177,8 +179,9 @@ def source_of(
     turns: bool = True,
     stretches: bool = False,
     audio_track: int | str | None = None,
+    max_audio_bytes: int | None = None,
 ) -> Source:
-    """Check arrays, or list the packets of files.
+    """Check arrays, or list the frames of files and count their samples.
 
     Args:
         value: arrays or files.
@@ -187,6 +190,7 @@ def source_of(
         turns: whether frames of a file are turned upright.
         stretches: whether they are stretched to square pixels.
         audio_track: as `mm_assets.media.video.audio_stream_of` takes it.
+        max_audio_bytes: of a file's audio as float32; None for any number.
 
     Raises:
         ValueError: the value is wrong; a `MediaError` where a file is.
@@ -209,7 +213,7 @@ def source_of(
         raise ValueError(
             f"found frames of {size[0]} x {size[1]} with square pixels, expected at most {max_pixels} pixels"
         )
-    sound = index_sound(audio if audio is not None else video or b"", audio_track)
+    sound = index_sound(audio if audio is not None else video or b"", audio_track, max_bytes=max_audio_bytes)
     if audio is not None and sound is None:
         raise ValueError("found an audio file without audio, expected some")
     if index is None and sound is None:
@@ -403,8 +407,25 @@ def clip_sound(source: Source, plan: Plan) -> npt.NDArray[Any]:
         samples = read_sound(
             source.audio if source.audio is not None else source.video, sound, stop=last_sample(plan, sound)
         )
+        check_length(plan, len(samples))
     if not is_as_it_is:
         samples = resample(mix(samples, plan.channels), sound.sample_rate, plan.sample_rate)
     if len(samples) < end:
-        raise MediaError("<sound>", f"found {len(samples)} samples, expected {end}")
+        samples = np.concatenate([samples, np.zeros((end - len(samples), plan.channels), dtype=samples.dtype)])
     return samples[plan.audio_start : end]
+
+
+def check_length(plan: Plan, num_samples: int) -> None:
+    """Refuse the audio of a file, of which `num_samples` decode at its own rate, if the clip needs more.
+
+    Earlier releases counted by presentation times, which exceed what decodes by up to the last packet and its padding.
+
+    Raises:
+        MediaError: the audio ends too early.
+    """
+    if plan.sound is None:
+        return
+    end = plan.audio_start + plan.num_audio_samples
+    decoded = resampled_length(num_samples, plan.sound.sample_rate, plan.sample_rate)
+    if end > decoded + _EARLIER_SURPLUS_SECONDS * plan.sample_rate:
+        raise MediaError("<sound>", f"audio is shorter than its record says (found {decoded} samples, expected {end})")

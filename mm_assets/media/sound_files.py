@@ -59,7 +59,6 @@ _PCM_BYTES = {"PCM_U8": 1, "PCM_S8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "
 _FLOAT_BYTES = {"FLOAT": 4, "DOUBLE": 8}
 _BY_AV = ("mp4", "aac", "ac3", "matroska", "wavpack", "asf", "amr")
 _OGG_BY_AV = (b"\x7fFLAC", b"Speex   ")
-_HAS_CHECKSUM = ("flac", "ac3", "eac3", "wavpack")  # codecs of FFmpeg that compare one where they are asked to
 _HAS_EXTENT = ("wav", "aiff", "au", "caf", "w64")
 _DEMUXERS = {"mp4": "mov", "matroska": "matroska", "asf": "asf", "ogg": "ogg"}  # FFmpeg's names
 _SNDFILE = {"WAV": "wav", "WAVEX": "wav", "RF64": "wav", "AIFF": "aiff", "AU": "au", "CAF": "caf", "W64": "w64"}
@@ -445,7 +444,7 @@ def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
     from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
     from mm_assets.media.video import audio_stream_of, open_media, video_stream_of
 
-    with open_media(view) as (container, _):
+    with open_media(view) as (container, content_type):
         if video_stream_of(container) is not None:
             raise MediaError("<audio>", f"{codec} file has video, expected audio alone (a clip field takes it)")
         stream = audio_stream_of(container)
@@ -454,7 +453,7 @@ def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
         name = stream.codec_context.name.upper()
         # The other demuxers guess the duration from the size of the file.
         seconds = _duration(container) if codec in ("mp4", "matroska", "wavpack") else None
-        first = next(_av_blocks(container, codec), None)
+        first = next(_av_blocks(container, codec, content_type), None)
         if first is None:
             raise MediaError("<audio>", f"{codec} file has no samples, expected at least one")
         facts = first[:2]
@@ -462,8 +461,8 @@ def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
         raise MediaError("<audio>", f"{codec} has {facts[1]} channels at {facts[0]} Hz")
 
     def blocks(dtype: str) -> Iterator[npt.NDArray[Any]]:
-        with open_media(view) as (container, _):
-            for rate, channels, samples in _av_blocks(container, codec):
+        with open_media(view) as (container, content_type):
+            for rate, channels, samples in _av_blocks(container, codec, content_type):
                 if (rate, channels) != facts:
                     found = f"{channels} channels at {rate} Hz"
                     raise MediaError(
@@ -481,27 +480,21 @@ def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
     )
 
 
-def _av_blocks(container: InputContainer, codec: str) -> Iterator[tuple[int, int, npt.NDArray[np.float32]]]:
+def _av_blocks(
+    container: InputContainer, codec: str, content_type: str
+) -> Iterator[tuple[int, int, npt.NDArray[np.float32]]]:
     """Rate, channels and samples of each decoded frame, without gaps between them, as FFmpeg's command line does."""
-    from av.audio.frame import AudioFrame
-
-    from mm_assets.media.sound import samples_of_frame
+    from mm_assets.media.sound import samples_of_frame, sound_frames
     from mm_assets.media.video import audio_stream_of
 
     stream = audio_stream_of(container)
     if stream is None:
         return
-    if stream.codec_context.name in _HAS_CHECKSUM:
-        stream.codec_context.options = {**stream.codec_context.options, "err_detect": "crccheck+explode"}
-    for packet in container.demux(stream):
-        if packet.is_corrupt:
-            raise MediaError("<audio>", f"{codec} has a packet that is truncated or fails its checksum")
-        for frame in packet.decode():
-            if isinstance(frame, AudioFrame) and frame.samples:
-                samples = samples_of_frame(frame)
-                if not np.isfinite(samples).all():
-                    raise MediaError("<audio>", f"{codec} has samples that are infinite or NaN, expected finite ones")
-                yield frame.sample_rate, frame.layout.nb_channels, samples
+    try:
+        for frame in sound_frames(container, stream, content_type):
+            yield frame.sample_rate, frame.layout.nb_channels, samples_of_frame(frame)
+    except MediaError as error:
+        raise MediaError("<audio>", f"{codec}: {error.reason}") from error
 
 
 def _duration(container: InputContainer) -> float | None:

@@ -13,10 +13,9 @@ import av
 import numpy as np
 import pytest
 
-from mm_assets.errors import ConfigError, EncodeError, FormatError
+from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError
 from mm_assets.fields import SyncedVideoAudioField
 from mm_assets.fields.image_decode import orient
-from mm_assets.media.sound import index_sound
 
 from .clip_variants import NUM_FRAMES, SIZE, VARIANTS, damages, make_clip
 from .clips import clip_file, ramp
@@ -150,18 +149,22 @@ def test_transport_streams_may_be_joined():
 
 
 def test_padded_sound_of_earlier_releases_decodes():
-    """Opus in Matroska ends where its padding begins; a record that counts the padding too still decodes."""
+    """A record that counts the padding after the last packet too decodes to silence there; one of hours is refused."""
     metadata, data = KEEP.encode(clip("mkv"))
     count = KEEP.timing(metadata).num_audio_samples
     assert count == 19_200
     earlier = bytearray(metadata)
-    padded = index_sound(data).num_padded
-    assert padded > count
+    padded = count + 1320
     earlier[24:32] = padded.to_bytes(8, "little")
     samples = KEEP.decode(bytes(earlier), data).audio.samples
     assert len(samples) == padded
     assert np.array_equal(samples[:count], KEEP.decode(metadata, data).audio.samples)
     assert not samples[count:].any()
+    KEEP.check_decodable(bytes(earlier), data)
+    earlier[24:32] = (48_000 * 3600).to_bytes(8, "little")
+    for read in (KEEP.decode, KEEP.check_decodable):
+        with pytest.raises(CorruptError, match="audio is shorter than its record says"):
+            read(bytes(earlier), data)
 
 
 @pytest.mark.parametrize(
