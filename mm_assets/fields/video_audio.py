@@ -250,7 +250,7 @@ class SyncedVideoAudioField(Field):
             *(plan.frame_rate.as_integer_ratio() if plan.frame_rate else (0, 0)),
             plan.sample_rate,
             plan.num_audio_samples,
-            plan.audio_offset,
+            plan.frame_0_sample,
             plan.audio_start if audio_codec in (IN_VIDEO, OWN_FILE) else 0,
             plan.start_us if video_codec == FILE and plan.num_frames else 0,
             video_size,

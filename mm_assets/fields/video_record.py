@@ -37,7 +37,7 @@ RECORD = np.dtype(
         ("frame_rate_den", "<u4"),
         ("sample_rate", "<u4"),
         ("num_audio_samples", "<u8"),
-        ("audio_offset_samples", "<i8"),
+        ("frame_0_sample", "<i8"),
         ("audio_start_samples", "<u8"),
         ("start_us", "<u8"),
         ("video_size", "<u8"),
@@ -69,7 +69,7 @@ class Record(NamedTuple):
     frame_rate_den: int
     sample_rate: int
     num_audio_samples: int
-    audio_offset_samples: int
+    frame_0_sample: int
     audio_start_samples: int
     start_us: int
     video_size: int
@@ -101,7 +101,7 @@ class Record(NamedTuple):
             frame_rate=Fraction(self.frame_rate_num, self.frame_rate_den) if has_video else None,
             sample_rate=self.sample_rate if has_audio else 0,
             num_audio_samples=self.num_audio_samples if has_audio else 0,
-            audio_offset_samples=self.audio_offset_samples,
+            audio_offset_samples=-self.frame_0_sample,
             truncated=bool(self.truncated),
         )
 
@@ -140,5 +140,5 @@ class Record(NamedTuple):
             expected = f"1 to {MAX_SOUND_CHANNELS} at 1 to {MAX_SOUND_RATE} Hz"
             raise corrupt("audio has an impossible format", found=found, expected=expected)
         counts = (self.num_audio_samples, self.audio_start_samples, self.start_us)
-        if max(*counts, abs(self.audio_offset_samples)) > MAX_COUNT:
+        if max(*counts, abs(self.frame_0_sample)) > MAX_COUNT:
             raise corrupt("a time or count is too large", found=max(counts), expected=f"at most {MAX_COUNT}")

@@ -74,7 +74,7 @@ class Source:
         sound_delay: seconds by which the first sample comes after the first frame.
         start: seconds into the video at which the clip begins.
         duration: seconds of the clip at most, None for all.
-        audio_offset: delay of the audio in seconds.
+        audio_offset: seconds by which the audio starts later than the frames, beside `sound_delay`.
         max_pixels: of a frame.
         turn: EXIF number by which frames are turned.
         is_square: whether frames are stretched to square pixels.
@@ -134,7 +134,7 @@ class Plan:
         channels: 0 without audio.
         audio_start: first sample of the clip within the source's audio.
         num_audio_samples: of the clip.
-        audio_offset: in samples.
+        frame_0_sample: the sample of the clip at which frame 0 begins; negative if the audio starts later.
         truncated: whether a limit truncated the clip.
     """
 
@@ -148,7 +148,7 @@ class Plan:
     channels: int = 0
     audio_start: int = 0
     num_audio_samples: int = 0
-    audio_offset: int = 0
+    frame_0_sample: int = 0
     truncated: bool = False
 
     def positions(self) -> npt.NDArray[np.int64]:
@@ -355,14 +355,14 @@ def plan_of(
     if not mixes(source.sound.channels, count):
         raise ValueError(f"found audio of {source.sound.channels} channels, expected ones that mix to {count}")
     total = resampled_length(source.sound.num_samples, source.sound.sample_rate, hz)
-    own_offset = source.audio_offset - source.sound_delay
+    delay = source.audio_offset + source.sound_delay
     if rate is not None:
-        at_frame_0 = offset_in_samples(source.start + own_offset, hz)
+        at_frame_0 = offset_in_samples(source.start - delay, hz)
         first = min(max(at_frame_0, 0), total) if source.start else 0
         end = at_frame_0 + math.floor(num_frames * hz / rate) if is_cut else total
-        offset = at_frame_0 - first
+        frame_0_sample = at_frame_0 - first
     else:
-        first, offset = min(offset_in_samples(source.start, hz), total), offset_in_samples(own_offset, hz)
+        first, frame_0_sample = min(offset_in_samples(source.start, hz), total), offset_in_samples(-delay, hz)
         if source.start and first == total:
             raise ValueError(f"found a start at {float(source.start)} s of {total / hz:.3f} s")
         end = total if not lengths else first + math.floor(min(lengths) * hz)
@@ -375,7 +375,7 @@ def plan_of(
         channels=count,
         audio_start=first,
         num_audio_samples=last - first,
-        audio_offset=offset,
+        frame_0_sample=frame_0_sample,
         truncated=truncated,
     )
 
