@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mm_assets.fields.base import corrupt
+from mm_assets.fields.base import corrupt, over_limit
 from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
 from mm_assets.media.timing import MAX_FRAME_RATE, MAX_RATE_TERM, Timing
 from mm_assets.media.video import MAX_STREAMS
@@ -106,7 +106,7 @@ class Record(NamedTuple):
         )
 
     def check(self, *, max_pixels: int) -> None:
-        """Raise `CorruptError` where a value is impossible or over the limit."""
+        """Raise `CorruptError` if a value is impossible, `LimitError` if frames are over the limit."""
         if self.video_codec not in (NONE, JPEG, FILE):
             raise corrupt("video is of an unknown codec", found=self.video_codec, expected="0, 1 or 2")
         if self.audio_codec not in (NONE, *SAMPLES, IN_VIDEO, OWN_FILE):
@@ -128,9 +128,11 @@ class Record(NamedTuple):
             is_rate = 1 <= num <= MAX_RATE_TERM and 1 <= den <= MAX_RATE_TERM
             if not is_rate or num > MAX_FRAME_RATE * den or den > MAX_FRAME_RATE * num:
                 raise corrupt("video has an impossible frame rate", found=f"{num}/{den}", expected="1/1000 to 1000")
-            if not 1 <= self.height * self.width <= max_pixels:
-                found = f"{self.height} x {self.width}"
-                raise corrupt("frames are too large", found=found, expected=f"1 to {max_pixels} pixels")
+            if not self.height * self.width:
+                raise corrupt("frames are empty", found=f"{self.height} x {self.width}", expected="1 pixel or more")
+            if self.height * self.width > max_pixels:
+                found, expected = f"{self.height} x {self.width}", f"at most {max_pixels} pixels"
+                raise over_limit("frames are too large", "max_pixels", found=found, expected=expected)
             if self.video_codec == NONE:
                 raise corrupt("frames are of no codec", found=NONE, expected="1 or 2")
         if self.audio_codec != NONE and not (

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from mm_assets.errors import MediaError
 from mm_assets.fields.audio import Audio, AudioField
-from mm_assets.fields.base import corrupt
+from mm_assets.fields.base import corrupt, over_limit, unreadable
 from mm_assets.fields.video_record import MAX_COUNT, NONE, OWN_FILE, SAMPLES, Record
 from mm_assets.fields.video_source import Plan, Source, check_length, clip_sound, last_sample
 from mm_assets.media.sound import check_sound, index_sound, mix, mixes, resample, resampled_length
@@ -30,7 +30,8 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
     """Decode the audio of a clip; None where it has none. `video` and `audio` are the payload's bytes of each.
 
     Raises:
-        CorruptError: the payload is damaged, or its audio is larger than `max_decoded_bytes`.
+        CorruptError: the payload is damaged.
+        LimitError: its audio is larger than `max_decoded_bytes`.
     """
     if record.audio_codec == NONE:
         return None
@@ -43,7 +44,7 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
         plan = _plan_of(record, content, max_decoded_bytes)
         return Audio(clip_sound(Source(audio=content), plan), record.sample_rate)
     except MediaError as error:
-        raise corrupt(error.reason) from error
+        raise unreadable(error) from error
 
 
 def check_decodable(
@@ -69,7 +70,7 @@ def check_decodable(
             if plan.sound is not None:
                 check_length(plan, check_sound(content, plan.sound, stop=last_sample(plan, plan.sound)))
         except MediaError as error:
-            raise corrupt(error.reason) from error
+            raise unreadable(error) from error
     stored = (record.num_audio_samples, record.num_channels)
     target = (rate or record.sample_rate, channels or record.num_channels)
     _check_conversion(stored, record.sample_rate, *target, max_decoded_bytes=max_decoded_bytes)
@@ -103,7 +104,7 @@ def brought_to(sound: Audio, rate: int, channels: int, *, max_decoded_bytes: int
     """Audio at another rate and number of channels than it is stored with; itself where it has them.
 
     Raises:
-        CorruptError: nothing makes so many channels of it, or it would be larger than the limit.
+        LimitError: nothing makes so many channels of it, or it would be larger than the limit.
     """
     count, stored = sound.samples.shape
     if (stored, sound.sample_rate) == (channels, rate):
@@ -118,7 +119,8 @@ def _check_conversion(shape: tuple[int, int], given: int, rate: int, channels: i
     if (stored, given) == (channels, rate):
         return
     if not mixes(stored, channels):
-        raise corrupt("audio cannot be mixed to the field's channels", found=stored, expected=channels)
+        detail = "audio cannot be mixed to the field's channels"
+        raise over_limit(detail, "audio_channels", found=stored, expected=f"1, 6 for stereo, or {channels}")
     _check_size(4 * resampled_length(count, given, rate) * max(channels, stored), max_decoded_bytes)
 
 
@@ -136,4 +138,5 @@ def timing_at(timing: Timing, rate: int) -> Timing:
 
 def _check_size(size: int, limit: int) -> None:
     if size > limit:
-        raise corrupt("audio is too large", found=f"{size} bytes", expected=f"at most {limit} (max_decoded_bytes)")
+        expected = f"at most {limit}"
+        raise over_limit("audio is too large", "max_decoded_bytes", found=f"{size} bytes", expected=expected)

@@ -56,6 +56,7 @@ __all__ = [
 ]
 
 _MAX_SECONDS = 1_000_000
+_MAX_SIDE = 65_500  # libjpeg's limit
 _MAX_REPEATS = 1000  # of a file's frames on average: beyond it a few bytes would become gigabytes
 _EARLIER_SURPLUS_SECONDS = Fraction(1, 2)  # that earlier releases may have counted too much
 _MARGIN_SECONDS = 1  # decoded past the end of a truncated clip, so that the resampler's window does not see the end
@@ -210,9 +211,8 @@ def source_of(
     is_square = stretches and picture is not None and picture.pixel_aspect != 1
     size = shown_size(picture, (height, width), turn, is_square=is_square)
     if size[0] * size[1] > max_pixels:
-        raise ValueError(
-            f"found frames of {size[0]} x {size[1]} with square pixels, expected at most {max_pixels} pixels"
-        )
+        reason = f"found frames of {size[0]} x {size[1]} with square pixels, expected at most {max_pixels} (max_pixels)"
+        raise MediaError("<video>", reason, setting="max_pixels")
     sound = index_sound(audio if audio is not None else video or b"", audio_track, max_bytes=max_audio_bytes)
     if audio is not None and sound is None:
         raise ValueError("found an audio file without audio, expected some")
@@ -267,8 +267,11 @@ def _arrays(value: VideoAudio, rate: Fraction | None, offset: Fraction, max_pixe
         is_rgb = isinstance(frames, np.ndarray) and frames.dtype == np.uint8 and frames.ndim == 4
         if not is_rgb or frames.shape[3] != 3 or 0 in frames.shape:
             raise ValueError(f"found frames {describe(frames)}, expected uint8 of shape (T, H, W, 3) without a zero")
-        if frames.shape[1] * frames.shape[2] > max_pixels or max(frames.shape[1:3]) > 65_500:  # libjpeg's limit
-            raise ValueError(f"found frames {describe(frames)}, expected at most {max_pixels} pixels (max_pixels)")
+        if max(frames.shape[1:3]) > _MAX_SIDE:
+            raise ValueError(f"found frames {describe(frames)}, expected sides of at most {_MAX_SIDE}")
+        if frames.shape[1] * frames.shape[2] > max_pixels:
+            reason = f"found frames {describe(frames)}, expected at most {max_pixels} pixels (max_pixels)"
+            raise MediaError("<video>", reason, setting="max_pixels")
         if value.frame_rate is not None:
             rate = as_frame_rate(value.frame_rate)
         if rate is None:

@@ -121,8 +121,8 @@ def index_sound(
                 break
             end = max(end, first + frame.samples - skipped)
             if max_bytes is not None and 4 * end * channels > max_bytes:
-                found = f"found more than {max_bytes} bytes of decoded audio"
-                raise MediaError("<video>", f"{found}, expected at most as many", setting="max_decoded_bytes")
+                reason = f"found more than {max_bytes} bytes of decoded audio, expected at most as many"
+                raise MediaError("<video>", f"{reason} (max_decoded_bytes)", setting="max_decoded_bytes")
         if line is None:
             raise MediaError("<video>", "found an audio stream without samples, expected at least one")
         return SoundIndex(

@@ -213,20 +213,20 @@ def _open_sndfile(view: memoryview, codec: str, length: int) -> Iterator[OpenAud
     with optional_import("soundfile", "reading an audio file"):
         import soundfile
     del soundfile
-    kind, file, known = codec, view, None
+    kind, file = codec, view
     if codec == "wav" and (body := _mpeg_in_wav(view)) is not None:
         kind, file = "mp3", body
     if kind == "mp3":
         yield from _open_mp3(file)
         return
     if codec == "flac":
-        file, known = memoryview(flac.with_known_length(view, length)), length or None
+        file = memoryview(flac.with_known_length(view, length))
     elif kind == "wav":
         file = memoryview(wav_with_size(view))
     with _opened(file, codec) as sound:
         if _SNDFILE.get(sound.format, codec) != codec:  # it opens whatever it knows
             raise MediaError("<audio>", f"found {sound.format}, expected {codec}")
-        count = int(sound.frames) if known is None else known
+        count = int(sound.frames)
         bytes_each = _PCM_BYTES.get(sound.subtype) if codec not in ("flac", "ogg") else None
         if bytes_each is not None and (extent := extent_of(view, codec)) is not None:
             # libsndfile takes what follows the samples of a W64 for more of them.

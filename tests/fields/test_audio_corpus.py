@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from mm_assets.errors import EncodeError, FormatError
+from mm_assets.errors import EncodeError, FormatError, LimitError
 from mm_assets.fields import Audio, AudioField
 from mm_assets.media import stderr
 from mm_assets.media.sound import index_sound
@@ -333,10 +333,12 @@ def test_memory_follows_what_decodes_and_not_what_a_record_claims():
 def test_a_file_beyond_max_frames_is_not_called_damaged():
     """A healthy file that is longer than the field allows is refused with the limit and its setting."""
     for name in ("wav pcm 16", "m4a aac", "mp3"):
-        with pytest.raises(EncodeError, match=r"expected at most 100 \(max_frames\)"):
-            AudioField(max_frames=100).encode(made(name))
-        with pytest.raises(FormatError, match=r"at most 100 samples per channel, the field's max_frames"):
-            AudioField(max_frames=100).decode(*AudioField().encode(made(name)))
+        field, payload = AudioField(max_frames=100), AudioField().encode(made(name))
+        with pytest.raises(LimitError, match=r"expected at most 100 \(max_frames\)"):
+            field.encode(made(name))
+        for read in (field.decode, field.check_decodable):
+            with pytest.raises(LimitError, match=r"at most 100 samples per channel \(max_frames\)"):
+                read(*payload)
 
 
 def test_messages_of_libmpg123_are_withheld_and_others_are_not():

@@ -13,7 +13,7 @@ import av
 import numpy as np
 import pytest
 
-from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError
+from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, LimitError
 from mm_assets.fields import SyncedVideoAudioField
 from mm_assets.fields.image_decode import orient
 
@@ -108,9 +108,9 @@ def test_a_clip_over_the_limit_is_not_damaged():
     field = SyncedVideoAudioField(max_decoded_bytes=5 * SIZE[0] * SIZE[1] * 3)
     field.check_decodable(*payload)
     assert len(field.decode_frames(*payload, [0, 9])) == 2
-    with pytest.raises(FormatError, match=r"max_decoded_bytes\); decode_frames gives fewer"):
+    with pytest.raises(LimitError, match=r"decode_frames and target_frames give fewer of them \(max_decoded_bytes\)"):
         field.decode(*payload)
-    with pytest.raises(FormatError, match="max_decoded_bytes"):
+    with pytest.raises(LimitError, match="max_decoded_bytes"):
         SyncedVideoAudioField(max_decoded_bytes=SIZE[0] * SIZE[1] * 3 - 1).check_decodable(*payload)
 
 
