@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mm_assets.errors import MediaError, optional_import
-from mm_assets.media.container_damage import find_damage
+from mm_assets.media.container_damage import find_damage, without_tail
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.header import size_of_id3
 from mm_assets.media.mp4 import check_sample_tables
@@ -215,6 +215,8 @@ def open_media(
     if demuxer == "avi":
         limits["use_odml"] = "0"  # its indices can refer to each other, and so have entries without end
     rest = _without_tags(view)
+    if ranged is None:
+        rest = without_tail(rest, demuxer)
     file: _Reader | RangedFile = _Reader(rest)
     if ranged is not None:
         ranged.start = len(view) - len(rest)
@@ -258,7 +260,8 @@ def video_stream_of(container: InputContainer, max_pixels: int = DEFAULT_MAX_PIX
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
             # `open_media` limits FFmpeg's own probe of the file, and this the decoder that PyAV opens.
-            options = {"max_pixels": str(max_pixels)}
+            # Unaligned: frames have the size in the header also if they are cropped at the left by a few columns.
+            options = {"max_pixels": str(max_pixels), "flags": "+unaligned"}
             if stream.codec_context.name == "mjpeg":
                 options["err_detect"] = "explode"  # else what a damaged picture lacks is left from another one
             stream.codec_context.options = options

@@ -131,6 +131,48 @@ def test_theora_with_empty_packets_decodes():
     KEEP.check_decodable(*KEEP.encode(data))
 
 
+def moved_picture(data: bytes, left: int) -> bytes:
+    """A Theora file whose header shows fewer columns, from `left` on."""
+    found, at = bytearray(data), data.index(b"\x80theora")
+    width = int.from_bytes(found[at + 14 : at + 17]) - left
+    found[at + 14 : at + 17], found[at + 20] = width.to_bytes(3), left
+    page = found.rindex(b"OggS", 0, at)
+    body = page + 27 + found[page + 26]
+    end = body + sum(found[page + 27 : body])
+    found[page + 22 : page + 26] = bytes(4)
+    checksum = 0
+    for byte in found[page:end]:
+        checksum ^= byte << 24
+        for _ in range(8):
+            checksum = (checksum << 1) ^ (0x104C11DB7 if checksum & 0x80000000 else 0)
+    found[page + 22 : page + 26] = checksum.to_bytes(4, "little")
+    return bytes(found)
+
+
+@pytest.mark.parametrize("left", [1, 2, 9, 10])
+def test_theora_with_a_picture_offset_decodes(left):
+    """The picture may begin at any column of the coded frame: what decodes are the columns from there on."""
+    whole, data = THEORA.read_bytes(), moved_picture(THEORA.read_bytes(), left)
+    clip = KEEP.decode(*KEEP.encode(data))
+    KEEP.check_decodable(*KEEP.encode(data))
+    assert clip.frames.shape == (10, 26, 36 - left, 3)
+    expected = KEEP.decode(*KEEP.encode(whole)).frames[:, :, left:]
+    assert left % 2 or np.array_equal(clip.frames[:, :, 2:-2], expected[:, :, 2:-2])  # else colors are between others
+    stored = SyncedVideoAudioField(encoding="frames")
+    assert stored.decode(*stored.encode(data)).frames.shape == clip.frames.shape
+
+
+@pytest.mark.parametrize("name", ["ogv", "ts-mpeg2"])
+@pytest.mark.parametrize("tail", [b"TAG" + bytes(125), b"\xa5" * 90_000])
+def test_bytes_after_the_end_are_no_damage(name, tail):
+    """A clip with other bytes after its last page or packet decodes to the frames and samples that it has without."""
+    data = THEORA.read_bytes() if name == "ogv" else clip(name)
+    KEEP.check_decodable(*KEEP.encode(data + tail))
+    found, expected = (KEEP.decode(*KEEP.encode(file)) for file in (data + tail, data))
+    assert np.array_equal(found.frames, expected.frames)
+    assert found.audio == expected.audio
+
+
 def test_a_recording_that_begins_anywhere_has_what_decodes():
     """A transport stream whose first packets lack their keyframe has the frames from the first keyframe on."""
     data = clip("ts-mpeg2")
