@@ -178,7 +178,7 @@ class AudioField(Field):
 
     def _probe(self, data: Buffer) -> AudioInfo:
         try:
-            info = probe_audio(data, max_frames=self.max_frames)
+            info = probe_audio(data, max_frames=self.max_frames, exact=True)
         except MediaError as error:
             raise self._wrong_content(f"bytes that cannot be read ({error.reason})", "an audio file") from error
         self._check_extent(info.num_frames, info.channels, info.sample_rate)

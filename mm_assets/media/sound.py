@@ -54,6 +54,13 @@ _MAX_DRIFT_SECONDS = Fraction(1, 10)  # that times may be off before audio is mo
 _MAX_SILENCE = 1000  # times the audio before it: else a few bytes become gigabytes of zeros
 _FREE_SILENCE_SECONDS = 600  # beside that, for a recording that begins with a few packets
 _FIRST_SAMPLES = 1 << 22  # of all channels, that room is made for before any are decoded
+_SAMPLES: dict[str, tuple[str, float]] = {  # by FFmpeg's name of the format: dtype, and the value of full scale
+    "u8": ("u1", 2.0**7),
+    "s16": ("i2", 2.0**15),
+    "s32": ("i4", 2.0**31),
+    "flt": ("f4", 1.0),
+    "dbl": ("f8", 1.0),
+}
 _GSM_BLOCK = 65  # bytes of GSM in a WAV
 _HAS_CHECKSUM = ("flac", "ac3", "eac3", "wavpack")  # codecs of FFmpeg that compare one where they are asked to
 # Demuxers that mark the last packet of a stream of unknown length too, or one where another stream was joined to it.
@@ -258,14 +265,17 @@ def _placed(data: Buffer, index: SoundIndex, count: int) -> Iterator[tuple[int, 
 
 def samples_of_frame(frame: AudioFrame) -> npt.NDArray[np.float32]:
     """(samples, channels) float32 of a frame of any layout; `MediaError` if one is infinite or NaN."""
-    raw: npt.NDArray[Any] = frame.to_ndarray()
-    packed = raw.T if frame.format.is_planar else raw.reshape(-1, frame.layout.nb_channels)
-    kind = frame.format.packed.name
-    scales = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "flt": 1.0, "dbl": 1.0}
-    if kind not in scales:
-        raise MediaError("<video>", f"found samples of format {kind}, expected one of {', '.join(scales)}")
+    kind, channels = frame.format.packed.name, frame.layout.nb_channels
+    if kind not in _SAMPLES:
+        raise MediaError("<video>", f"found samples of format {kind}, expected one of {', '.join(_SAMPLES)}")
+    dtype, scale = _SAMPLES[kind]
+    # Not by `to_ndarray`: of eight planes it reads a ninth, which there is not.
+    planes = frame.planes[: channels if frame.format.is_planar else 1]
+    count = frame.samples * channels // len(planes)
+    raw = [np.frombuffer(memoryview(plane), dtype, count) for plane in planes]
+    packed: npt.NDArray[Any] = np.stack(raw, axis=1) if frame.format.is_planar else raw[0].reshape(-1, channels)
     values: npt.NDArray[Any] = packed.astype(np.float64 if kind in ("s32", "dbl") else np.float32)
-    samples = ((values - (128 if kind == "u8" else 0)) / scales[kind]).astype(np.float32)
+    samples = ((values - (128 if kind == "u8" else 0)) / scale).astype(np.float32)
     if not np.isfinite(samples).all():
         raise MediaError("<video>", "found samples that are infinite or NaN, expected finite ones")
     return samples

@@ -8,6 +8,7 @@ that needs a package that is not installed raises `MissingExtraError`.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -65,6 +66,19 @@ _SNDFILE = {"WAV": "wav", "WAVEX": "wav", "RF64": "wav", "AIFF": "aiff", "AU": "
 _SNDFILE |= {"FLAC": "flac", "OGG": "ogg"}  # libsndfile's name of a format: its codec
 _WAV_FORMATS = (b"\1\0", b"\2\0", b"\3\0", b"\6\0", b"\7\0", b"\x11\0", b"\x31\0")  # PCM, float, ADPCM, GSM
 _OTHER_MAGIC = (b"fLaC", b"OggS", b"FORM", b".snd", b"dns.", b"caff", b"riff")
+_BLOCK_SUBTYPES = ("GSM610", "MS_ADPCM", "IMA_ADPCM")
+_GSM_BLOCK = 65  # bytes
+_VORBIS_ORDER = {  # the channels of Vorbis and Opus, in the order of WAV: left, right, center, low, back, side
+    3: (0, 2, 1),
+    5: (0, 2, 1, 3, 4),
+    6: (0, 2, 1, 5, 3, 4),
+    7: (0, 2, 1, 6, 5, 3, 4),
+    8: (0, 2, 1, 7, 5, 6, 3, 4),
+}
+_OPUS_FRAMES = (*(480, 960, 1920, 2880) * 3, *(480, 960) * 2, *(120, 240, 480, 960) * 4)  # samples by configuration
+_IMAGE_CODECS = ("mjpeg", "png", "bmp", "gif", "webp", "tiff")  # of covers and of chapters' images
+_LAST_PAGE = 4  # flag of an Ogg page
+_MAX_FRAMES = 1 << 48  # more than any file has
 _BLOCK = 1 << 17  # samples of all channels, that libsndfile decodes at a time
 _FINE = 4096  # samples per channel, where the end of what decodes is looked for
 _UNSUPPORTED = 4  # libsndfile's code of a known container with an encoding that it does not read
@@ -101,7 +115,8 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
     Args:
         data: the file's bytes.
         codec: of the file.
-        length: samples per channel, for a FLAC whose header has no length.
+        length: samples per channel by the file's record, for a FLAC whose header has no length, and for a WAV in
+            blocks, of which earlier releases recorded more.
         whole: refuse a file that is truncated or damaged by its own structure; else read what is there.
 
     Raises:
@@ -114,6 +129,12 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
         except _UnsupportedError:
             sound = stack.enter_context(_open_av(view, codec))
         except MediaError:
+            if codec == "wav" and bytes(view[20:22]) not in _WAV_FORMATS:  # one that libsndfile does not know
+                sound = stack.enter_context(_open_av(view, codec))
+                if whole:
+                    _check_whole(view, codec, sound)
+                yield sound
+                return
             if whole:  # a file that is truncated early is not opened, and the decoder's words do not say why
                 _check_whole(view, codec, None)
             raise
@@ -124,7 +145,8 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
 
 def _opener(view: memoryview, codec: str, length: int) -> AbstractContextManager[OpenAudio]:
     packet = 27 + view[26] if codec == "ogg" and len(view) > 26 else 0  # the first one, which names Ogg's codec
-    if codec in _BY_AV or bytes(view[packet : packet + 8]).startswith(_OGG_BY_AV):
+    head = bytes(view[packet : packet + 8])
+    if codec in _BY_AV or head.startswith(_OGG_BY_AV) or (head == b"OpusHead" and _has_opus_holes(view)):
         return _open_av(view, codec)
     return _open_sndfile(view, codec, length)
 
@@ -231,14 +253,76 @@ def _open_sndfile(view: memoryview, codec: str, length: int) -> Iterator[OpenAud
         if bytes_each is not None and (extent := extent_of(view, codec)) is not None:
             # libsndfile takes what follows the samples of a W64 for more of them.
             count = min(count, extent.claimed // (bytes_each * int(sound.channels)))
+        if codec == "wav" and str(sound.subtype) in _BLOCK_SUBTYPES:
+            count = _coded_length(view, int(sound.frames), length)
+        is_ogg = codec == "ogg"
+        blocks = _blocks_of(sound, file, codec, _MAX_FRAMES if is_ogg else count)
         yield OpenAudio(
             sample_rate=int(sound.samplerate),
             channels=int(sound.channels),
-            num_frames=max(0, count),
+            num_frames=None if is_ogg else max(0, count),  # the times of an Ogg's pages may have holes
             subtype=str(sound.subtype),
-            blocks=_blocks_of(sound, file, codec, count),
+            blocks=_in_wav_order(blocks, int(sound.channels)) if is_ogg else blocks,
+            claimed_seconds=count / int(sound.samplerate) if is_ogg else None,
             is_plain=bytes_each is not None,
         )
+
+
+def _coded_length(view: memoryview, decoded: int, length: int) -> int:
+    """Samples per channel of a WAV in blocks of many samples: the chunk ``fact`` says how many the last one has.
+
+    Args:
+        view: the file.
+        decoded: samples that libsndfile makes of its blocks.
+        length: of the file's record, or 0; earlier releases recorded what `decoded` was.
+    """
+    wav = wav_chunks(view)
+    if wav is None or not wav.samples_per_block:
+        return decoded
+    there = len(view) - wav.samples_at
+    size = there if wav.samples_size is None else min(there, wav.samples_size)
+    if wav.block_size == _GSM_BLOCK:  # libsndfile counts a byte that makes the size even as one more block
+        count = min(decoded, size // wav.block_size * wav.samples_per_block)
+    else:
+        count = decoded
+    # A number that the last block does not hold is not that of this file.
+    exact = wav.num_samples if count - wav.samples_per_block < wav.num_samples <= count else count
+    return length if exact < length <= decoded else exact
+
+
+def _in_wav_order(
+    blocks: Callable[[str], Iterator[npt.NDArray[Any]]], channels: int
+) -> Callable[[str], Iterator[npt.NDArray[Any]]]:
+    """The blocks of an Ogg with its channels in the order of every other format."""
+    order = _VORBIS_ORDER.get(channels)
+    if order is None:
+        return blocks
+    return lambda dtype: (block[:, order] for block in blocks(dtype))
+
+
+def _has_opus_holes(view: memoryview) -> bool:
+    """Whether an Opus in Ogg has pages whose time is not that of their packets: libsndfile refuses such files."""
+    at, last, length, is_whole = 0, 0, 0, True
+    while at + 27 <= len(view) and bytes(view[at : at + 4]) == b"OggS":
+        flags, time = struct.unpack_from("<Bq", view, at + 5)
+        lacing = bytes(view[at + 27 : at + 27 + view[at + 26]])
+        at, total = at + 27 + len(lacing), 0
+        for size in lacing:
+            if is_whole and at + 2 <= len(view):
+                length = _opus_length(bytes(view[at : at + 2]))
+            at, is_whole = at + size, size < 255
+            total += length if is_whole else 0
+        is_cut = flags & _LAST_PAGE and time - last < total  # padding at the end
+        if last and time > 0 and time - last != total and not is_cut:
+            return True
+        last = max(last, time)  # 0 on the pages before the first with audio, -1 where no packet ends
+    return False
+
+
+def _opus_length(head: bytes) -> int:
+    """Samples at 48 kHz of an Opus packet, by its first two bytes (RFC 6716, section 3.1)."""
+    code = head[0] & 3
+    return (1, 2, 2, head[1] & 63)[code] * _OPUS_FRAMES[head[0] >> 3]
 
 
 class _File:
@@ -442,10 +526,12 @@ def _opened_mp3(stack: ExitStack, file: memoryview, run: FrameRun) -> tuple[Any,
 @contextmanager
 def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
     from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
-    from mm_assets.media.video import audio_stream_of, open_media, video_stream_of
+    from mm_assets.media.video import audio_stream_of, open_media
 
+    with open_media(view) as (container, _):
+        has_video = _has_moving_pictures(container)
     with open_media(view) as (container, content_type):
-        if video_stream_of(container) is not None:
+        if has_video:
             raise MediaError("<audio>", f"{codec} file has video, expected audio alone (a clip field takes it)")
         stream = audio_stream_of(container)
         if stream is None:
@@ -480,6 +566,27 @@ def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
     )
 
 
+def _has_moving_pictures(container: InputContainer) -> bool:
+    """Whether a file has video: not cover pictures, also as a track of one frame, nor images of chapters.
+
+    Images change less than once a second, as those of an audiobook's chapters do. Packets are read, not decoded.
+    """
+    from av.stream import Disposition
+
+    tracks = [one for one in container.streams.video if not one.disposition & Disposition.attached_pic]
+    if not tracks:
+        return False
+    seconds = _duration(container) or 0
+    counts = dict.fromkeys((track.index for track in tracks), 0)
+    for packet in container.demux(tracks):
+        counts[packet.stream.index] += bool(packet.size)
+    return any(
+        counts[track.index] > (max(1, seconds) if track.codec_context.name in _IMAGE_CODECS else 1)
+        for track in tracks
+        if track.codec_context is not None
+    )
+
+
 def _av_blocks(
     container: InputContainer, codec: str, content_type: str
 ) -> Iterator[tuple[int, int, npt.NDArray[np.float32]]]:
@@ -498,7 +605,7 @@ def _av_blocks(
 
 
 def _duration(container: InputContainer) -> float | None:
-    stream = next(iter(container.streams.audio))
-    if stream.duration and stream.time_base:
+    stream = next(iter(container.streams.audio), None)
+    if stream is not None and stream.duration and stream.time_base:
         return float(stream.duration * stream.time_base)
     return container.duration / 1_000_000 if container.duration else None
