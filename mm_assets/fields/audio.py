@@ -348,6 +348,9 @@ def _opened(data: Buffer, codec: str, shape: tuple[int, int], rate: int, max_fra
         found = (shape[0] if sound.num_frames is None else sound.num_frames, sound.channels, sound.sample_rate)
         if found != (*shape, rate):
             raise corrupt("audio is not as its record says", found=found, expected=(*shape, rate))
+        if shape[0] > max_frames and sound.claimed_seconds and shape[0] > 2 * sound.claimed_seconds * rate:
+            expected = f"about {sound.claimed_seconds:g} s, as the file says"
+            raise corrupt("audio is not as its record says", found=shape[0], expected=expected)
         _expect_frames(shape[0], max_frames)
         yield sound
 

@@ -129,7 +129,8 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
         except _UnsupportedError:
             sound = stack.enter_context(_open_av(view, codec))
         except MediaError:
-            if codec == "wav" and bytes(view[20:22]) not in _WAV_FORMATS:  # one that libsndfile does not know
+            is_wav = codec == "wav" and bytes(view[:4]) in (b"RIFF", b"RF64")
+            if is_wav and bytes(view[20:22]) not in _WAV_FORMATS:  # one that libsndfile does not know
                 sound = stack.enter_context(_open_av(view, codec))
                 if whole:
                     _check_whole(view, codec, sound)

@@ -18,7 +18,7 @@ from mm_assets.fields import SyncedVideoAudioField
 from mm_assets.fields.image_decode import orient
 
 from .clip_variants import NUM_FRAMES, SIZE, VARIANTS, damages, make_clip
-from .clips import clip_file, ramp
+from .clips import clip_file, ramp, with_ogg_checksums
 
 TICK = Fraction(1, 1000)
 KEEP = SyncedVideoAudioField()
@@ -136,17 +136,7 @@ def moved_picture(data: bytes, left: int) -> bytes:
     found, at = bytearray(data), data.index(b"\x80theora")
     width = int.from_bytes(found[at + 14 : at + 17]) - left
     found[at + 14 : at + 17], found[at + 20] = width.to_bytes(3), left
-    page = found.rindex(b"OggS", 0, at)
-    body = page + 27 + found[page + 26]
-    end = body + sum(found[page + 27 : body])
-    found[page + 22 : page + 26] = bytes(4)
-    checksum = 0
-    for byte in found[page:end]:
-        checksum ^= byte << 24
-        for _ in range(8):
-            checksum = (checksum << 1) ^ (0x104C11DB7 if checksum & 0x80000000 else 0)
-    found[page + 22 : page + 26] = checksum.to_bytes(4, "little")
-    return bytes(found)
+    return with_ogg_checksums(bytes(found))
 
 
 @pytest.mark.parametrize("left", [1, 2, 9, 10])
