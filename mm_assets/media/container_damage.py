@@ -278,7 +278,7 @@ def _mpeg(view: memoryview) -> str | None:
 
 
 _SYNC, _TS_PACKET = 0x47, 188
-_SYNC_RUN = 5  # packets in a row that are no coincidence
+_SYNC_RUN = 5  # packets in a row, which chance does not make
 _FIRST_PID, _NO_PID = 0x20, 0x1FFF  # of media and tables of a program; of padding
 
 
