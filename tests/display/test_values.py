@@ -450,3 +450,13 @@ def test_depth_map_in_metres_has_its_range() -> None:
     with Image.open(io.BytesIO(made_by(item, "map"))) as picture:
         assert [picture.getpixel(place)[3] for place in ((0, 0), (5, 5))] == [0, 255]
     assert json.dumps(dict(item.data), allow_nan=False)
+
+
+def test_a_value_over_a_limit_is_not_called_damaged() -> None:
+    """The item says that the value is too large, and which setting says so."""
+    metadata, data = DepthField().encode(np.ones((6, 10), np.uint16))
+    item = value_item("depth", DepthField(max_pixels=59), Content.of(data), metadata)
+    assert item.kind == "unreadable"
+    assert "too large" in item.note
+    assert "at most 59 pixels (max_pixels)" in item.note
+    assert "damaged" not in item.note

@@ -446,6 +446,16 @@ def test_holes_in_the_times_of_an_ogg_cost_no_sample(subtype, seconds):
     assert np.flatnonzero(clip.any(axis=1)).size == np.flatnonzero(found.any(axis=1)).size
 
 
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_records_of_earlier_releases_decode(name):
+    """A record that counts the samples that fill up the last block, as libsndfile does, decodes to all of them."""
+    metadata, data = AudioField().encode(made(name))
+    expected = by_reference(name, data)
+    record = bytes(metadata[:8]) + struct.pack("<Q", len(expected))
+    AudioField().check_decodable(record, data)
+    np.testing.assert_array_equal(AudioField().decode(record, data).samples, expected)
+
+
 @pytest.mark.parametrize("codec", ["adpcm_yamaha", "g722", "ac3", "wmav2"])
 def test_other_encodings_in_a_wav_are_read(codec):
     """A WAV whose encoding libsndfile does not know decodes to the samples that FFmpeg decodes."""
