@@ -122,7 +122,7 @@ def index_sound(
                 if not 1 <= rate <= MAX_SOUND_RATE or not 1 <= channels <= MAX_SOUND_CHANNELS:
                     raise MediaError("<video>", f"found audio of {channels} channels at {rate} Hz")
                 line = _Line(rate)
-            first, skipped = line.place(_time_of(frame), frame.samples)
+            first, skipped = line.place(_time_of(frame, stream), frame.samples)
             start = line.start
             if num_samples is not None and start is not None:
                 break
@@ -179,9 +179,11 @@ class _Line:
         return first, dropped
 
 
-def _time_of(frame: AudioFrame) -> Fraction | None:
+def _time_of(frame: AudioFrame, stream: AudioStream) -> Fraction | None:
     """Presentation time of a frame in seconds; None without one."""
-    return None if frame.pts is None else seconds_of(frame.pts, time_base_of(frame.time_base))
+    if frame.pts is None:
+        return None
+    return seconds_of(frame.pts, time_base_of(frame.time_base or stream.time_base))
 
 
 def sound_frames(container: InputContainer, stream: AudioStream, content_type: str) -> Iterator[AudioFrame]:
@@ -256,7 +258,7 @@ def _placed(data: Buffer, index: SoundIndex, count: int) -> Iterator[tuple[int, 
                 raise MediaError(
                     "<video>", f"found {found} midway, expected {index.channels} at {index.sample_rate} Hz"
                 )
-            at, dropped = line.place(_time_of(frame), frame.samples)
+            at, dropped = line.place(_time_of(frame, stream), frame.samples)
             if at >= count:
                 break
             if dropped < frame.samples:
