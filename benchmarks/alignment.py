@@ -78,7 +78,7 @@ def frames_of(rate: Fraction) -> npt.NDArray[np.uint8]:
 
 
 def sound_of(rate: Fraction, sample_rate: int, offset: Fraction) -> npt.NDArray[np.int16]:
-    """(n, 1), silent but for a click at the sample nearest each flash, `offset` seconds late."""
+    """(n, 1), silent but for a click at the sample nearest each flash, `offset` seconds late: so early it starts."""
     samples = np.zeros((math.floor(SECONDS * sample_rate), 1), dtype=np.int16)
     samples[[round((frame / rate + offset) * sample_rate) for frame in flash_frames(rate)]] = CLICK
     return samples
@@ -149,9 +149,9 @@ def short_clips() -> list[Measured]:
                 samples = sound_of(rate, sample_rate, offset)
                 data = video_file(iter(frames), rate, iter([samples]), sample_rate, codec="pcm_s16le", gop=12)
                 arrays = VideoAudio(
-                    frames=frames, frame_rate=rate, audio=(samples, sample_rate), audio_offset_seconds=offset
+                    frames=frames, frame_rate=rate, audio=(samples, sample_rate), audio_offset_seconds=-offset
                 )
-                file = VideoFile(video=data, audio_offset_seconds=offset)
+                file = VideoFile(video=data, audio_offset_seconds=-offset)
                 for way, field, value in (
                     ("arrays", store, arrays),
                     ("file, as frames", store, file),

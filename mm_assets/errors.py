@@ -8,6 +8,7 @@ Python raises; nothing here wraps it.
 
 from __future__ import annotations
 
+import copy
 import errno
 import logging
 import os
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from functools import wraps
 from itertools import islice
 from pathlib import Path
-from typing import ParamSpec
+from typing import ParamSpec, Self
 
 __all__ = [
     "BadMagicError",
@@ -28,6 +29,7 @@ __all__ = [
     "EncodeError",
     "FilterError",
     "FormatError",
+    "LimitError",
     "LoaderError",
     "MediaError",
     "MissingColumnError",
@@ -64,17 +66,8 @@ def _without_init(cls: type[MmAssetsError], *args: object) -> MmAssetsError:
     return cls.__new__(cls, *args)
 
 
-class FormatError(MmAssetsError, ValueError):
-    """A packed file is wrong: another format, too new, truncated or damaged.
-
-    Args:
-        path: file path or URL.
-        detail: what is wrong.
-        sample: index of the sample where the error is, if it is in one.
-        modality: name of the packed modality where it is, if it is in one.
-        found: what is in the file.
-        expected: what should be there.
-    """
+class _LocatedError(MmAssetsError, ValueError):
+    """An error with a place in a packed file; `FormatError` has the arguments."""
 
     def __init__(
         self,
@@ -102,6 +95,28 @@ class FormatError(MmAssetsError, ValueError):
             message += f" (found {found}, expected {expected})"
         super().__init__(message)
 
+    def moved(self, path: object, *, sample: int | None = None, modality: str | None = None, detail: str = "") -> Self:
+        """The same error in another place, and with another detail if one is given."""
+        result = copy.copy(self)
+        found, expected = self.found, self.expected
+        _LocatedError.__init__(
+            result, path, detail or self.detail, sample=sample, modality=modality, found=found, expected=expected
+        )
+        return result
+
+
+class FormatError(_LocatedError):
+    """A packed file is wrong: another format, too new, truncated or damaged.
+
+    Args:
+        path: file path or URL.
+        detail: what is wrong.
+        sample: index of the sample where the error is, if it is in one.
+        modality: name of the packed modality where it is, if it is in one.
+        found: what is in the file.
+        expected: what should be there.
+    """
+
 
 class BadMagicError(FormatError):
     """The file does not start with a known magic number."""
@@ -116,7 +131,7 @@ class TruncatedError(FormatError):
 
 
 class CorruptError(FormatError):
-    """The file's bytes contradict themselves, their checksums, or a configured limit."""
+    """The file's bytes contradict themselves or their checksums."""
 
 
 class SchemaMismatchError(MmAssetsError):
@@ -125,6 +140,38 @@ class SchemaMismatchError(MmAssetsError):
 
 class EncodeError(MmAssetsError, ValueError):
     """A value does not fit the field that should encode it."""
+
+
+class LimitError(_LocatedError, EncodeError):
+    """A value exceeds a limit that a setting of its field has, while it is encoded or decoded.
+
+    Nothing says that the value is damaged: another value of the setting allows it. So it is no `FormatError`, is not
+    skipped or counted as damage, and does not stop the samples around it from being packed.
+
+    Args:
+        path: file path or URL; the name of the field while a value is encoded.
+        detail: what is too large.
+        setting: name of the setting.
+        found: size of the value.
+        expected: what the setting allows.
+        sample, modality: as those of `FormatError`.
+    """
+
+    def __init__(
+        self,
+        path: object,
+        detail: str,
+        *,
+        setting: str,
+        found: object = None,
+        expected: object = None,
+        sample: int | None = None,
+        modality: str | None = None,
+    ) -> None:
+        self.setting = setting
+        if expected is not None:
+            expected = f"{expected} ({setting})"
+        super().__init__(path, detail, sample=sample, modality=modality, found=found, expected=expected)
 
 
 class SourceError(MmAssetsError):
@@ -350,11 +397,13 @@ class MediaError(MmAssetsError, ValueError):
     Args:
         name: file name of the bytes, or a description such as ``<image>``.
         reason: what was found and what was expected.
+        setting: the limit that the bytes exceed, which says nothing against them; None if they cannot be read.
     """
 
-    def __init__(self, name: object, reason: str) -> None:
+    def __init__(self, name: object, reason: str, *, setting: str | None = None) -> None:
         self.name = str(name)
         self.reason = reason
+        self.setting = setting
         super().__init__(f"{self.name}: {reason}")
 
 

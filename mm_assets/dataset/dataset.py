@@ -384,6 +384,7 @@ class Dataset:
             IndexError: no such sample.
             KeyError: no such modality.
             FormatError: the file is damaged there.
+            LimitError: a value exceeds a limit of its field, which `with_settings` changes.
             SchemaMismatchError: a modality is of a type that is not known here.
         """
         return self._samples.read_sample(i, modalities)
@@ -400,6 +401,7 @@ class Dataset:
             IndexError: no such sample.
             KeyError: no such modality.
             FormatError: the file is damaged there.
+            LimitError: a value exceeds a limit of its field, which `with_settings` changes.
             SchemaMismatchError: the modality is of a type that is not known here.
             ValueError: no number of threads.
         """
@@ -432,6 +434,7 @@ class Dataset:
             IndexError: no such sample.
             KeyError: no such modality.
             FormatError: the file is damaged there.
+            LimitError: a value exceeds a limit of its field, which `with_settings` changes.
             SchemaMismatchError: a modality is of a type that is not known here.
             ValueError: `out` does not fit, or no number of threads.
         """

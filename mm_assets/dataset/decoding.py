@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.dataset.workers import WorkerPool, end
-from mm_assets.errors import CorruptError, FormatError
+from mm_assets.errors import CorruptError, FormatError, LimitError
 from mm_assets.fields import ArraySpec, Field
 from mm_assets.fields.base import PAYLOAD, Out
 from mm_assets.formats import Column
@@ -148,6 +148,7 @@ def decode_batches(
 
     Raises:
         FormatError: a payload is damaged; it says where.
+        LimitError: a payload exceeds a limit of its field.
     """
     started: dict[str, list[Future[tuple[Any, npt.NDArray[np.bool_]]]]] = {}
     found: dict[str, Batch] = {}
@@ -165,7 +166,7 @@ def decode_batches(
                     found[name] = Batch(*field.decode_batch(*rows[name], target))
                     continue
                 parts = [future.result() for future in started[name]]
-            except FormatError as error:
+            except (FormatError, LimitError) as error:
                 raise _first_damaged(field, name, rows[name], error, place) from error
             present = np.concatenate([part[1] for part in parts])
             values = [value for part in parts for value in part[0]] if target is None else target
@@ -181,13 +182,15 @@ def _decode_run(
     return field.decode_batch(*rows.run(start, stop), _slice(target, start, stop))
 
 
-def _first_damaged(field: Field, name: str, rows: Column, error: FormatError, place: Place) -> FormatError:
-    """The error of the first row that is damaged, with its place: found by decoding each row alone."""
+def _first_damaged(
+    field: Field, name: str, rows: Column, error: FormatError | LimitError, place: Place
+) -> FormatError | LimitError:
+    """The error of the first row that is damaged or too large, with its place: found by decoding each row alone."""
     for row, data in enumerate(rows.datas):
         if data is not None:
             try:
                 field.decode_batch(*rows.run(row, row + 1))
-            except FormatError as alone:
+            except (FormatError, LimitError) as alone:
                 return locate(alone, name, place(row))
     # No row fails alone: then none can be named.
     return locate(error, name, (PAYLOAD, None))
@@ -198,6 +201,7 @@ def decode_values(field: Field, name: str, rows: Column, *, pool: WorkerPool, th
 
     Raises:
         FormatError: a payload is damaged; the message says where.
+        LimitError: a payload exceeds a limit of its field.
     """
 
     def decode(start: int, stop: int) -> list[Any]:
@@ -206,16 +210,16 @@ def decode_values(field: Field, name: str, rows: Column, *, pool: WorkerPool, th
             data = rows.datas[row]
             try:
                 values.append(None if data is None else field.decode(memoryview(rows.records[row]), data))
-            except FormatError as error:
+            except (FormatError, LimitError) as error:
                 raise locate(error, name, place(row)) from error
         return values
 
     return pool.map_runs(threads if field.decodes_in_parallel else 0, len(rows.datas), decode)
 
 
-def locate(error: FormatError, name: str, place: tuple[str, int | None]) -> FormatError:
+def locate(error: FormatError | LimitError, name: str, place: tuple[str, int | None]) -> FormatError | LimitError:
     """A field's error with the file, sample and modality that the field does not know."""
     if error.path != PAYLOAD:
         return error
     path, sample = place
-    return type(error)(path, error.detail, sample=sample, modality=name, found=error.found, expected=error.expected)
+    return error.moved(path, sample=sample, modality=name)

@@ -15,20 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.dataset.codecs import DatasetFields
-from mm_assets.dataset.decoding import (
-    Arrays,
-    Batch,
-    batch_layout,
-    batch_target,
-    decode_batches,
-    decode_values,
-    locate,
-)
+from mm_assets.dataset.decoding import Arrays, Batch, batch_layout, batch_target, decode_batches, decode_values, locate
 from mm_assets.dataset.files import Reader
 from mm_assets.dataset.open_files import OpenFiles
 from mm_assets.dataset.prefetch import Prefetch
 from mm_assets.dataset.workers import WorkerPool, count_threads
-from mm_assets.errors import FormatError
+from mm_assets.errors import FormatError, LimitError
 from mm_assets.fields import ArraySpec
 from mm_assets.fields.base import Out
 from mm_assets.formats import Column, Payload
@@ -65,7 +57,7 @@ class SampleReader:
     def _decode(self, reader: Reader, i: int, name: str, payload: Payload) -> Any:
         try:
             return self._fields.field(name).decode(payload.metadata, payload.data)
-        except FormatError as error:
+        except (FormatError, LimitError) as error:
             raise locate(error, name, (reader.path, i)) from error
 
     def read_samples(self, indices: Indices) -> list[dict[str, Any]]:

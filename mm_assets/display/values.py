@@ -34,7 +34,7 @@ from mm_assets.display.pictures import MAX_FRAMES, frames_item
 from mm_assets.display.sounds import samples_item
 from mm_assets.display.trees import text_item, tree_item
 from mm_assets.display.words import timed_item, tokens_data, tokens_item
-from mm_assets.errors import EncodeError, FormatError, MediaError, MissingExtraError
+from mm_assets.errors import EncodeError, FormatError, LimitError, MediaError, MissingExtraError
 from mm_assets.fields.base import Field
 from mm_assets.fields.series_value import TimeSeries
 from mm_assets.fields.shown import (
@@ -76,13 +76,15 @@ def value_item(name: str, field: Field, payload: Content, metadata: Buffer = b""
         item = _show(field.shown(metadata, payload), name, payload)
     except FormatError as error:
         return unreadable_item(name, f"The payload is damaged: {_words(error)}.", size=payload.size)
+    except LimitError as error:
+        return unreadable_item(name, f"It is too large to be decoded: {_words(error)}.", size=payload.size)
     except (MediaError, EncodeError, MissingExtraError) as error:
         reason = error.reason if isinstance(error, MediaError) else str(error)
         return unreadable_item(name, f"It cannot be shown: {reason}.", size=payload.size)
     return replace(item, facts={**item.facts, "field": type(field).__name__})
 
 
-def _words(error: FormatError) -> str:
+def _words(error: FormatError | LimitError) -> str:
     if error.found is None and error.expected is None:
         return error.detail
     return f"{error.detail} (found {error.found}, expected {error.expected})"

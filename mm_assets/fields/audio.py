@@ -1,6 +1,6 @@
 """Audio: files stored as they are, or samples as PCM, float or FLAC. Decoding gives samples and their rate.
 
-NumPy reads PCM and float payloads, libsndfile or PyAV reads files. Nothing is resampled or mixed.
+NumPy reads PCM and float payloads, libsndfile or PyAV reads files. Nothing is resampled while it is encoded, or mixed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import EncodeError, MediaError, optional_import
-from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, stored_array, truncated
+from mm_assets.errors import EncodeError, LimitError, MediaError, optional_import
+from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, over_limit, stored_array, truncated
 from mm_assets.fields.facts import Fact, MediaLength
 from mm_assets.fields.shown import ShownFile, ShownSamples, StoredBytes
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.sound import resample
 from mm_assets.media.sound_files import SHORT_SUBTYPES, OpenAudio, open_audio
 from mm_assets.media.sounds import AudioInfo, probe_audio
 from mm_assets.summaries import ArrayValue, describe
@@ -79,7 +80,9 @@ class AudioField(Field):
         encoding: ``keep`` stores files as they are, int16 samples as PCM and float32 samples as floats. ``pcm16``,
             ``float32`` and ``flac`` (16 bits, lossless) store samples so, and files decoded and encoded so. Floats
             beyond [-1, 1] do not fit 16 bits and are refused, not clipped.
-        sample_rate: Hz that every value must have; another is refused. None for any.
+        sample_rate: Hz that every value must have: another is refused while it is encoded. Where a payload has another,
+            as in a dataset that is read with this setting, decoding resamples it (soxr, HQ; clipped to [-1, 1]). None
+            for any.
         decoded: dtype of decoded samples, ``float32`` or ``int16``.
         max_frames: samples per channel that are encoded or decoded at most.
     """
@@ -129,7 +132,8 @@ class AudioField(Field):
             is_16bit = info.subtype in SHORT_SUBTYPES or info.codec in _LOSSY
             dtype = np.dtype(np.int16 if is_16bit and self.encoding != "float32" else np.float32)
             try:
-                samples = _decode_file(data, info.codec, (info.num_frames, info.channels), rate, dtype)
+                shape = (info.num_frames, info.channels)
+                samples = _decode_file(data, info.codec, shape, rate, dtype, max_frames=self.max_frames)
             except ValueError as error:  # a FormatError is one: the bytes are the caller's here
                 found = f"{info.codec} bytes that cannot be decoded ({error})"
                 raise self._wrong_content(found, "an audio file") from error
@@ -174,7 +178,7 @@ class AudioField(Field):
 
     def _probe(self, data: Buffer) -> AudioInfo:
         try:
-            info = probe_audio(data, max_frames=self.max_frames)
+            info = probe_audio(data, max_frames=self.max_frames, exact=True)
         except MediaError as error:
             raise self._wrong_content(f"bytes that cannot be read ({error.reason})", "an audio file") from error
         self._check_extent(info.num_frames, info.channels, info.sample_rate)
@@ -182,11 +186,15 @@ class AudioField(Field):
 
     def _check_extent(self, num_frames: int, num_channels: int, sample_rate: int) -> None:
         if num_frames > self.max_frames:
-            raise self._wrong_content(f"{num_frames} samples per channel", f"at most {self.max_frames} (max_frames)")
+            raise self._too_large(f"{num_frames} samples per channel", f"at most {self.max_frames}", "max_frames")
         if not 1 <= num_channels <= MAX_CHANNELS:
             raise self._wrong_content(f"{num_channels} channels", f"1 to {MAX_CHANNELS}")
         if self.sample_rate is not None and sample_rate != self.sample_rate:
-            raise self._wrong_content(f"audio of {sample_rate} Hz", f"{self.sample_rate} Hz (nothing is resampled)")
+            expected = f"{self.sample_rate} Hz: nothing is resampled while it is encoded"
+            detail = "audio has another sample rate"
+            raise LimitError(
+                type(self).__name__, detail, setting="sample_rate", found=f"{sample_rate} Hz", expected=expected
+            )
         if not 1 <= sample_rate <= MAX_RATE:
             raise self._wrong_content(f"audio of {sample_rate} Hz", f"1 to {MAX_RATE} Hz")
 
@@ -227,11 +235,14 @@ class AudioField(Field):
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Audio:
         """Return `Audio`; samples may be a read-only view of the payload."""
         rate, codec, shape = self._opened_record(metadata)
-        view = as_bytes_view(data)
+        view, dtype = as_bytes_view(data), np.dtype(self.decoded)
         raw = _RAW_DTYPES.get(codec)
         if raw is None:
-            return Audio(_decode_file(view, _CODEC_NAMES[codec], shape, rate, np.dtype(self.decoded)), rate)
-        samples = self._raw_samples(view, raw, shape)
+            samples = _decode_file(view, _CODEC_NAMES[codec], shape, rate, dtype, max_frames=self.max_frames)
+        else:
+            samples = self._raw_samples(view, raw, shape)
+        if self.sample_rate not in (None, rate):
+            samples, rate = resample(_to_float(samples), rate, self.sample_rate), self.sample_rate
         return Audio(_to_float(samples) if self.decoded == "float32" else _to_int16(samples), rate)
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
@@ -240,7 +251,7 @@ class AudioField(Field):
         view = as_bytes_view(data)
         raw = _RAW_DTYPES.get(codec)
         if raw is None:
-            _check_file(view, _CODEC_NAMES[codec], shape, rate, np.dtype(self.decoded))
+            _check_file(view, _CODEC_NAMES[codec], shape, rate, np.dtype(self.decoded), max_frames=self.max_frames)
         else:
             self._raw_samples(view, raw, shape)
 
@@ -253,21 +264,16 @@ class AudioField(Field):
         return ShownSamples(offset=0, size=stored.size, sample_rate=rate, channels=shape[1], dtype=raw)
 
     def _opened_record(self, metadata: Buffer | np.void) -> tuple[int, int, tuple[int, int]]:
-        """Rate, codec and shape of a payload, within the field's limits."""
+        """Rate, codec and shape of a payload."""
         rate, num_channels, codec, num_frames = self._unpack_record(metadata)
         if codec not in _CODEC_NAMES:
             raise corrupt("audio is of an unknown codec", found=codec, expected=f"one of {_CODEC_NAMES}")
-        if num_frames > self.max_frames:
-            expected = f"at most {self.max_frames} samples per channel, the field's max_frames"
-            raise corrupt("audio is too long", found=num_frames, expected=expected)
         if not 1 <= num_channels <= MAX_CHANNELS:
             raise corrupt(
                 "audio has an impossible number of channels", found=num_channels, expected=f"1 to {MAX_CHANNELS}"
             )
         if not 1 <= rate <= MAX_RATE:
             raise corrupt("audio has an impossible rate", found=rate, expected=f"1 to {MAX_RATE} Hz")
-        if self.sample_rate not in (None, rate):
-            raise corrupt("audio is not of the field's rate", found=rate, expected=self.sample_rate)
         return rate, codec, (num_frames, num_channels)
 
     def _raw_samples(self, view: memoryview, raw: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
@@ -275,6 +281,7 @@ class AudioField(Field):
         expected = shape[0] * shape[1] * raw.itemsize
         if len(view) != expected:
             raise truncated("audio is not as long as its record says", found=len(view), expected=expected)
+        _expect_frames(shape[0], self.max_frames)
         samples = stored_array(view, raw, shape)
         if self.decoded == "int16" and raw.kind == "f" and not np.isfinite(samples).all():
             raise corrupt("audio has samples that are infinite or NaN", found="NaN", expected="finite samples")
@@ -327,13 +334,24 @@ def _to_int16(samples: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
     return np.rint(samples * np.float32(32768)).clip(-32768, 32767).astype("<i2")
 
 
+def _expect_frames(num_frames: int, max_frames: int) -> None:
+    """Refuse audio that is longer than a limit; after its bytes are compared with its record, which may lie."""
+    if num_frames > max_frames:
+        expected = f"at most {max_frames} samples per channel"
+        raise over_limit("audio is too long", "max_frames", found=num_frames, expected=expected)
+
+
 @contextmanager
-def _opened(data: Buffer, codec: str, shape: tuple[int, int], rate: int) -> Iterator[OpenAudio]:
+def _opened(data: Buffer, codec: str, shape: tuple[int, int], rate: int, max_frames: int) -> Iterator[OpenAudio]:
     """An audio file, which is whole and as its record says, as far as that is known before it is decoded."""
     with open_audio(data, codec, length=shape[0]) as sound:
         found = (shape[0] if sound.num_frames is None else sound.num_frames, sound.channels, sound.sample_rate)
         if found != (*shape, rate):
             raise corrupt("audio is not as its record says", found=found, expected=(*shape, rate))
+        if shape[0] > max_frames and sound.claimed_seconds and shape[0] > 2 * sound.claimed_seconds * rate:
+            expected = f"about {sound.claimed_seconds:g} s, as the file says"
+            raise corrupt("audio is not as its record says", found=shape[0], expected=expected)
+        _expect_frames(shape[0], max_frames)
         yield sound
 
 
@@ -356,14 +374,16 @@ def _file_blocks(sound: OpenAudio, num_frames: int, dtype: np.dtype[Any]) -> Ite
         raise truncated("audio ends early", found=found, expected=expected)
 
 
-def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _decode_file(
+    data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any], *, max_frames: int
+) -> npt.NDArray[Any]:
     """(num_frames, num_channels) of `dtype`, int16 or float32; `FormatError` for other audio or damaged bytes."""
     # The array grows with what decodes: a few damaged bytes can claim hours.
     count, num_channels = shape
     samples = np.empty((min(count, max(1, _FIRST_SAMPLES // num_channels)), num_channels), dtype)
     done = 0
     try:
-        with _opened(data, codec, shape, rate) as sound:
+        with _opened(data, codec, shape, rate, max_frames) as sound:
             for block in _file_blocks(sound, count, dtype):
                 stop = done + len(block)
                 if stop > len(samples):
@@ -378,10 +398,12 @@ def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dt
     return samples
 
 
-def _check_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any]) -> None:
+def _check_file(
+    data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any], *, max_frames: int
+) -> None:
     """Raise what `_decode_file` would, in bounded memory. PCM whose bytes are all there is not read."""
     try:
-        with _opened(data, codec, shape, rate) as sound:
+        with _opened(data, codec, shape, rate, max_frames) as sound:
             if not sound.is_plain:
                 for _ in _file_blocks(sound, shape[0], dtype):
                     pass

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Self, Ty
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, TruncatedError
+from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, LimitError, MediaError, TruncatedError
 from mm_assets.fields.facts import Fact
 from mm_assets.fields.records import record_struct
 from mm_assets.fields.shown import Shown, ShownFile, ShownValue, StoredBytes
@@ -49,9 +49,11 @@ __all__ = [
     "corrupt",
     "decode_utf8",
     "is_int",
+    "over_limit",
     "parse_json",
     "stored_array",
     "truncated",
+    "unreadable",
 ]
 
 _P = ParamSpec("_P")
@@ -121,6 +123,17 @@ class Item(NamedTuple):
 def corrupt(detail: str, *, found: object = None, expected: object = None) -> CorruptError:
     """A `CorruptError` of a payload."""
     return CorruptError(PAYLOAD, detail, found=found, expected=expected)
+
+
+def over_limit(detail: str, setting: str, *, found: object, expected: object) -> LimitError:
+    """A `LimitError` of a payload."""
+    return LimitError(PAYLOAD, detail, setting=setting, found=found, expected=expected)
+
+
+def unreadable(error: MediaError, what: str = "") -> CorruptError | LimitError:
+    """The error of a payload whose media cannot be read: damage, unless a limit is exceeded."""
+    detail = what + error.reason
+    return corrupt(detail) if error.setting is None else LimitError(PAYLOAD, detail, setting=error.setting)
 
 
 def truncated(detail: str, *, found: object = None, expected: object = None) -> TruncatedError:
@@ -354,7 +367,7 @@ class Field(ABC):
         """Turn a value into a payload.
 
         Raises:
-            EncodeError: the value is wrong for this field.
+            EncodeError: the value is wrong for this field; `LimitError` if only a setting's limit refuses it.
         """
 
     def encode_items(self, items: Iterable[tuple[int, Encoded]]) -> Encoded:
@@ -378,11 +391,12 @@ class Field(ABC):
         """Turn a payload back into a value.
 
         Raises:
-            FormatError: the payload contradicts itself or a limit of this field; its path is ``<payload>``.
+            FormatError: the payload contradicts itself; its path is ``<payload>``.
+            LimitError: the payload exceeds a limit of this field, one of its `LIMITS`.
         """
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
-        """Raise `FormatError` exactly when `decode` would.
+        """Raise `FormatError` and `LimitError` exactly when `decode` would.
 
         An override is cheaper than decoding, in time or memory, and has the same verdict for every payload, but for a
         limit on what one decoding holds: what can be read in parts is not refused for its length.
@@ -513,6 +527,17 @@ class Field(ABC):
         """An `EncodeError` that names the field, with words for what was found and what was expected."""
         return EncodeError(f"{type(self).__name__}: found {found}, expected {expected}")
 
+    def _too_large(self, found: object, expected: object, setting: str) -> LimitError:
+        """A `LimitError` that names the field, what was found, and what the setting allows."""
+        return LimitError(type(self).__name__, "value is too large", setting=setting, found=found, expected=expected)
+
+    def _unreadable(self, error: ValueError, found: str, expected: str) -> EncodeError:
+        """The error of media that cannot be read: `_wrong_content`, unless a limit is exceeded."""
+        setting, reason = getattr(error, "setting", None), getattr(error, "reason", error)
+        if setting is not None:
+            return LimitError(type(self).__name__, str(reason), setting=setting)
+        return self._wrong_content(f"{found} ({reason})", expected)
+
     def _wrong_setting(self, name: str, expected: str) -> ConfigError:
         """A `ConfigError` that shows a setting's value and says what was expected."""
         return config_error(name, getattr(self, name), expected)
@@ -571,9 +596,9 @@ class Field(ABC):
 
     def _placed(self, error: EncodeError | FormatError, place: str) -> EncodeError | FormatError:
         """The error of a part, as `_within` raises it: for loops, where a call more per part would cost."""
-        if isinstance(error, FormatError):
-            detail = f"{place}: {error.detail}" if place else error.detail
-            return type(error)(error.path, detail, found=error.found, expected=error.expected)
+        if isinstance(error, FormatError | LimitError):
+            path = PAYLOAD if error.path == PAYLOAD else type(self).__name__
+            return error.moved(path, detail=f"{place}: {error.detail}" if place else error.detail)
         return EncodeError(f"{type(self).__name__}, {place}: {error}" if place else f"{type(self).__name__}: {error}")
 
 

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import FormatError, MediaError, optional_import
-from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, stored_array, truncated
+from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, over_limit, stored_array, truncated
 from mm_assets.fields.image import DEFAULT_MAX_PIXELS
+from mm_assets.fields.image_decode import confirm
 from mm_assets.fields.image_pillow import open_with_pillow
 from mm_assets.fields.ndarray import array_of_npy, is_npy
 from mm_assets.fields.shown import ShownMap, StoredBytes
@@ -178,7 +179,7 @@ class DepthField(Field):
 
     def _check_extent(self, size: tuple[int, ...]) -> None:
         if size[0] * size[1] > self.max_pixels:
-            raise self._wrong_content(f"{size[0]} x {size[1]} pixels", f"at most {self.max_pixels} (max_pixels)")
+            raise self._too_large(f"{size[0]} x {size[1]} pixels", f"at most {self.max_pixels}", "max_pixels")
         if self.size is not None and size != self.size:
             raise self._wrong_content(f"{size[0]} x {size[1]} pixels", f"{self.size} (nothing is resized)")
 
@@ -251,8 +252,13 @@ class DepthField(Field):
             raise corrupt("map is of an unknown dtype", found=number, expected="1 (uint16) or 2 (float32)")
         if self.dtype not in (None, dtype.name):
             raise corrupt("map is not of the field's dtype", found=dtype.name, expected=self.dtype)
-        if not 1 <= height * width <= self.max_pixels:
-            raise corrupt("map is too large", found=f"{height} x {width}", expected=f"1 to {self.max_pixels} pixels")
+        if not height * width:
+            raise corrupt("map is empty", found=f"{height} x {width}", expected="1 pixel or more")
+        if height * width > self.max_pixels:
+            if _CODEC_NAMES[codec] in ("png", "tiff"):
+                confirm(data, _CODEC_NAMES[codec], (height, width))  # a record that lies is damage
+            expected = f"at most {self.max_pixels} pixels"
+            raise over_limit("map is too large", "max_pixels", found=f"{height} x {width}", expected=expected)
         if self.size is not None and (height, width) != self.size:
             raise corrupt("map is not of the field's size", found=(height, width), expected=self.size)
         view, name, num_bytes = as_bytes_view(data), _CODEC_NAMES[codec], height * width * dtype.itemsize

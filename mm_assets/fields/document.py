@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, MediaError
-from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, corrupt
+from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, corrupt, over_limit
 from mm_assets.fields.document_payload import RECORD, Head, OpenDocument, check_places, write_document
 from mm_assets.fields.facts import Boxes, Fact
 from mm_assets.fields.image import ImageField
@@ -233,13 +233,15 @@ class DocumentField(Field):
         pages: object = value.pages
         if isinstance(pages, str | Buffer) or not isinstance(pages, Sequence):
             raise self._wrong_content(f"{describe(pages)} as pages", "a list of images")
-        if not 1 <= len(value.pages) <= self.max_pages:
-            raise self._wrong_content(f"{len(value.pages)} pages", f"1 to {self.max_pages} (max_pages)")
+        if not value.pages:
+            raise self._wrong_content("no pages", "1 or more, or None")
+        if len(value.pages) > self.max_pages:
+            raise self._too_large(f"{len(value.pages)} pages", f"at most {self.max_pages}", "max_pages")
         self._check_positions(value)
         sizes = [self._page_size(page, index) for index, page in enumerate(value.pages)]
         stored = [self.image.size[0] * self.image.size[1] if self.image.size else w * h for w, h in sizes]
         if sum(stored) > self.max_pixels:
-            raise self._wrong_content(f"{sum(stored)} pixels", f"at most {self.max_pixels} (max_pixels)")
+            raise self._too_large(f"{sum(stored)} pixels", f"at most {self.max_pixels}", "max_pixels")
         return np.array(sizes, dtype=np.int32)
 
     def _check_positions(self, value: Document) -> None:
@@ -327,9 +329,8 @@ class DocumentField(Field):
         )
         num_pixels = sum(height * width for height, width in sides)
         if num_pixels > self.max_pixels:
-            raise corrupt(
-                "pages are too large together", found=num_pixels, expected=f"at most {self.max_pixels} pixels"
-            )
+            expected = f"at most {self.max_pixels} pixels"
+            raise over_limit("pages are too large together", "max_pixels", found=num_pixels, expected=expected)
         return positions
 
     def decode_page(self, metadata: Buffer | np.void, data: Buffer, k: int) -> npt.NDArray[np.uint8]:

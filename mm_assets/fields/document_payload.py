@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.base import Encoded, as_bytes_view, corrupt, decode_utf8, stored_array, truncated
+from mm_assets.fields.base import Encoded, as_bytes_view, corrupt, decode_utf8, over_limit, stored_array, truncated
 from mm_assets.fields.plain import JSONField
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.text_boxes import Numbers, PageLayout, TextBoxes
@@ -206,10 +206,8 @@ class OpenDocument:
             raise corrupt("document without layout has words", found=(*counts, head.contents), expected="none")
         if has_layout and head.coordinate_size not in _COORDINATES:
             raise corrupt("coordinates are of an unknown size", found=head.coordinate_size, expected="4 or 8 bytes")
-        if head.num_pages > max_pages or (head.contents & IMAGES and not head.num_pages):
-            raise corrupt("document has an impossible number of pages", found=head.num_pages, expected=max_pages)
-        if max(head.num_words, head.num_segments, head.num_links) > max_words:
-            raise corrupt("document has too many words", found=counts[:4], expected=f"at most {max_words} of each")
+        if head.contents & IMAGES and not head.num_pages:
+            raise corrupt("document has page images, but no pages", found=0, expected="1 or more")
         if max(head.num_labels, head.num_outside) > head.num_words + head.num_segments:
             raise corrupt("document has more labels or outside boxes than boxes", found=counts)
         position = self._layout_start = 0
@@ -222,6 +220,13 @@ class OpenDocument:
                 self._layout_start = position
             self._columns[name] = stored_array(self._view, kind, shape, offset=position)
             position += _padded(size)
+        # After the sizes: counts that the bytes cannot hold are damage, and none of these takes memory.
+        if head.num_pages > max_pages:
+            expected = f"at most {max_pages}"
+            raise over_limit("document has too many pages", "max_pages", found=head.num_pages, expected=expected)
+        if max(head.num_words, head.num_segments, head.num_links) > max_words:
+            expected = f"at most {max_words} of each"
+            raise over_limit("document has too many words", "max_words", found=counts[:4], expected=expected)
         self._layout_end = position
         if has_layout:
             self._check_offsets("text_offsets", 0, None)

@@ -26,6 +26,7 @@ from mm_assets.fields.base import (
     config_error,
     corrupt,
     is_int,
+    over_limit,
 )
 from mm_assets.fields.image_decode import (
     CODEC_NAMES,
@@ -36,6 +37,7 @@ from mm_assets.fields.image_decode import (
     UPRIGHT,
     Allocator,
     check_pixels,
+    confirm,
     decode_frames,
     decode_pixels,
     new_pixels,
@@ -261,7 +263,7 @@ class ImageField(Field):
             raise self._wrong_content(f"a Pillow image of mode {getattr(image, 'mode', None)}", "one of 8-bit channels")
         if image.width * image.height > self.max_pixels:
             found = f"a Pillow image of {image.height} x {image.width} pixels"
-            raise self._wrong_content(found, f"at most {self.max_pixels} (max_pixels)")
+            raise self._too_large(found, f"at most {self.max_pixels}", "max_pixels")
         orientation = image.getexif().get(0x0112, UPRIGHT) if self.orientation == "apply" else UPRIGHT
         channels = 4 if "transparency" in image.info else channels
         try:
@@ -287,7 +289,7 @@ class ImageField(Field):
         if num_frames * info.width * info.height > self.max_pixels:
             found = f"{info.codec} of {info.height} x {info.width} pixels"
             found += f" in {num_frames} frames" if num_frames > 1 else ""
-            raise self._wrong_content(found, f"at most {self.max_pixels} pixels (max_pixels)")
+            raise self._too_large(found, f"at most {self.max_pixels} pixels", "max_pixels")
         if not info.has_8bit_form:
             raise self._wrong_content(f"{info.codec} of {info.bit_depth} bits", _HAS_8BIT_FORM)
         return info
@@ -299,7 +301,7 @@ class ImageField(Field):
         if pixels.ndim != 3 or pixels.shape[2] not in MODES or 0 in pixels.shape:
             raise self._wrong_value(value, "shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) without a zero")
         if pixels.shape[0] * pixels.shape[1] > self.max_pixels:
-            raise self._wrong_value(value, f"at most {self.max_pixels} pixels (max_pixels)")
+            raise self._too_large(describe(value), f"at most {self.max_pixels} pixels", "max_pixels")
         if self.encoding != "keep" and self.channels is not None:
             pixels = with_channels(pixels, self.channels)
         return np.ascontiguousarray(pixels)
@@ -354,7 +356,11 @@ class ImageField(Field):
         num_frames = num_frames if self.frames == "all" else 1
         if not 1 <= num_frames * height * width <= self.max_pixels:
             found = (f"{num_frames} frames of " if self.frames == "all" else "") + f"{height} x {width}"
-            raise corrupt("image is too large", found=found, expected=f"1 to {self.max_pixels} pixels (max_pixels)")
+            if not num_frames * height * width:
+                raise corrupt("image is empty", found=found, expected="1 pixel or more")
+            confirm(data, CODEC_NAMES[codec], (height, width))  # a record that lies is damage
+            expected = f"at most {self.max_pixels} pixels"
+            raise over_limit("image is too large", "max_pixels", found=found, expected=expected)
         if self.size is not None and (height, width) != self.size:
             raise corrupt("image is not of the field's size", found=(height, width), expected=self.size)
         if self.orientation == "keep":

@@ -36,6 +36,7 @@ __all__ = [
     "UPRIGHT",
     "Allocator",
     "check_pixels",
+    "confirm",
     "decode_frames",
     "decode_pixels",
     "new_pixels",
@@ -276,7 +277,7 @@ def _load_with_pillow(
     data: Buffer, codec: str, size: tuple[int, int], num_frames: int
 ) -> Iterator[tuple[Image.Image, int]]:
     """The first frames, loaded, each with the orientation by which its decoder has turned it."""
-    info = _confirm(data, codec, size) if codec in _PROBED else None
+    info = confirm(data, codec, size) if codec in _PROBED else None
     with open_with_pillow(data, codec) as image:
         turned = UPRIGHT
         if codec == "tiff":
@@ -304,7 +305,7 @@ def _load_with_pillow(
             yield image, turned
 
 
-def _confirm(data: Buffer, codec: str, size: tuple[int, int]) -> ImageInfo:
+def confirm(data: Buffer, codec: str, size: tuple[int, int]) -> ImageInfo:
     """A file's own header, compared with its record."""
     try:
         info = probe_image(data)

@@ -289,7 +289,7 @@ class ImageTextPairField(Field):
             return image  # refused by the image's field, which has the words for it
         self._image_field.check(image[:1, :1])  # its dtype and channels, before anything is computed
         if image.shape[0] * image.shape[1] > self.max_pixels:
-            raise self._wrong_value(image, f"at most {self.max_pixels} pixels (max_pixels)")
+            raise self._too_large(describe(image), f"at most {self.max_pixels} pixels", "max_pixels")
         pixels = image[:, :, np.newaxis] if image.ndim == 2 else image
         if self.resize == "pad":
             return resize(pixels, self.image_size, policy="pad", fill=self.fill)

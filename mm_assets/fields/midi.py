@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt
+from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, unreadable
 from mm_assets.fields.facts import Fact, Spans
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.midi import (
@@ -100,8 +100,7 @@ class MIDIField(Field):
         try:
             file = self._parse(data)
         except MediaError as error:
-            found = f"bytes that are not a MIDI file ({error.reason})"
-            raise self._wrong_content(found, "a Standard MIDI File") from error
+            raise self._unreadable(error, "bytes that are not a MIDI file", "a Standard MIDI File") from error
         if isinstance(value, MIDI):
             notes = file.notes(sustain=self.sustain)
             if (value.notes, value.duration_seconds) != (notes, file.duration_seconds):
@@ -112,14 +111,11 @@ class MIDIField(Field):
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> MIDI:
         """Return `MIDI`; nothing in it is a view of the payload."""
         expected = self._unpack_record(metadata)
-        if expected[0] > self.max_notes:
-            limit = f"at most {self.max_notes} (max_notes)"
-            raise corrupt("music has too many notes", found=expected[0], expected=limit)
         content = bytes(as_bytes_view(data))
         try:
             file = self._parse(content)
         except MediaError as error:
-            raise corrupt(f"music cannot be read: {error.reason}") from error
+            raise unreadable(error, "music cannot be read: ") from error
         if (found := _facts(file)) != expected:
             raise corrupt("music is not as its record says", found=found, expected=expected)
         return MIDI(content, file.notes(sustain=self.sustain), file.duration_seconds)

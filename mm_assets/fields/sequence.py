@@ -11,18 +11,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from mm_assets.errors import EncodeError, FormatError, MediaError
-from mm_assets.fields.base import (
-    JSON,
-    PAYLOAD,
-    Encoded,
-    Field,
-    Item,
-    as_bytes_view,
-    config_error,
-    corrupt,
-    truncated,
-)
+from mm_assets.errors import EncodeError, FormatError, LimitError, MediaError
+from mm_assets.fields.base import JSON, PAYLOAD, Encoded, Field, Item, as_bytes_view, config_error, corrupt, truncated
 from mm_assets.fields.shown import Shown, ShownList, StoredBytes
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe
@@ -209,7 +199,7 @@ class SequenceField(Field):
         position, metadata, data = items.payload(index)
         try:
             return position, self.inner.decode(metadata, data)
-        except FormatError as error:
+        except (FormatError, LimitError) as error:
             raise self._placed(error, f"item {index}") from error
 
 

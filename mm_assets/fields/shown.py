@@ -180,7 +180,7 @@ class ShownClip:
         start_seconds: of the clip within `video`.
         duration_seconds: of the clip.
         has_audio: whether there is any.
-        audio_offset_seconds: how much later than the frames the audio starts.
+        audio_offset_seconds: how much later than frame 0 the audio starts; negative if it starts earlier.
     """
 
     video: ShownFile | None

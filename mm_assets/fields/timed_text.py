@@ -18,7 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, decode_utf8, stored_array, truncated
+from mm_assets.fields.base import (
+    Encoded,
+    Field,
+    as_bytes_view,
+    corrupt,
+    decode_utf8,
+    over_limit,
+    stored_array,
+    truncated,
+)
 from mm_assets.fields.facts import Fact, Spans
 from mm_assets.json_text import parse_json, repair_json
 from mm_assets.media.content_types import Buffer
@@ -109,7 +118,7 @@ class TimedTextField(Field):
         if not isinstance(value, list | tuple) or isinstance(value, TimedSegment):
             raise self._wrong_value(value, _EXPECTED)
         if len(value) > self.max_segments:
-            raise self._wrong_content(f"{len(value)} segments", f"at most {self.max_segments} (max_segments)")
+            raise self._too_large(f"{len(value)} segments", f"at most {self.max_segments}", "max_segments")
         found = (self._segment_of(item, index) for index, item in enumerate(value))
         segments = [segment for segment in found if segment is not None]
         if self.sort:
@@ -201,12 +210,13 @@ class TimedTextField(Field):
     def _open(self, metadata: Buffer | np.void, data: Buffer) -> tuple[npt.NDArray[np.float64], list[int], memoryview]:
         """Times, text offsets and texts, checked."""
         num_segments, first, last = self._unpack_record(metadata)
-        if num_segments > self.max_segments:
-            raise corrupt("there are too many segments", found=num_segments, expected=f"at most {self.max_segments}")
         view = as_bytes_view(data)
         texts_start = 16 * num_segments + 4 * (num_segments + 1)
         if len(view) < texts_start:
             raise truncated("segments are shorter than their tables", found=len(view), expected=texts_start)
+        if num_segments > self.max_segments:
+            expected = f"at most {self.max_segments}"
+            raise over_limit("there are too many segments", "max_segments", found=num_segments, expected=expected)
         times = stored_array(view, "<f8", (2, num_segments)).T
         starts, ends = times[:, 0], times[:, 1]
         if not (np.isfinite(times).all() and (starts >= 0).all() and (ends >= starts).all()):

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import EncodeError
+from mm_assets.errors import EncodeError, LimitError
 from mm_assets.fields.base import (
     JSON,
+    PAYLOAD,
     ArraySpec,
     Encoded,
     Field,
@@ -202,7 +203,7 @@ class TokensField(Field):
         if limit is None or len(ids) <= limit:
             return ids
         if self.truncate == "error":
-            raise self._wrong_content(f"{len(ids)} ids", f"at most {limit} (max_tokens), or another truncate")
+            raise self._too_large(f"{len(ids)} ids", f"at most {limit}, or another truncate", "max_tokens")
         # `keep` of them are beyond the removed ids; the others are those at the end that is kept.
         keep = int((self.keep_end if self.truncate == "right" else self.keep_start) or 0)
         head = limit - keep if self.truncate == "right" else keep
@@ -239,8 +240,8 @@ class TokensField(Field):
             raise corrupt("an id is outside the vocabulary", found=highest, expected=f"0 to {limit - 1}")
         try:
             return self._cut(ids)
-        except EncodeError as error:  # truncate is "error": the payload is another field's
-            raise corrupt("there are too many ids", found=num_tokens, expected=self.max_tokens) from error
+        except LimitError as error:  # truncate is "error": the payload is another field's
+            raise error.moved(PAYLOAD) from error
 
     def _decode_into(self, metadata: Buffer, data: Buffer, target: Mapping[str, npt.NDArray[Any]]) -> None:
         ids = self._stored(metadata, data)

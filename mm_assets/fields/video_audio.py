@@ -19,7 +19,18 @@ import numpy.typing as npt
 from mm_assets.errors import EncodeError, MediaError
 from mm_assets.fields import video_frames, video_sound
 from mm_assets.fields.audio import Audio, AudioField
-from mm_assets.fields.base import ArraySpec, Encoded, Field, Item, Part, as_bytes_view, corrupt, is_int, truncated
+from mm_assets.fields.base import (
+    ArraySpec,
+    Encoded,
+    Field,
+    Item,
+    Part,
+    as_bytes_view,
+    is_int,
+    over_limit,
+    truncated,
+    unreadable,
+)
 from mm_assets.fields.facts import ClipLengths, Fact, MediaLength
 from mm_assets.fields.shown import ShownClip, StoredBytes
 from mm_assets.fields.video_frames import encode_frames, fill_frames, index_of
@@ -207,9 +218,10 @@ class SyncedVideoAudioField(Field):
                 turns=self.orientation == "apply",
                 stretches=self.pixel_aspect == "apply",
                 audio_track=self.audio_track,
+                max_audio_bytes=self.max_decoded_bytes,
             )
         except ValueError as error:
-            raise self._wrong_content(f"a clip that cannot be read ({error})", "video, audio or both") from error
+            raise self._unreadable(error, "a clip that cannot be read", "video, audio or both") from error
 
     def _plan(self, source: Source) -> Plan:
         try:
@@ -226,8 +238,8 @@ class SyncedVideoAudioField(Field):
         if plan.sound is not None:
             size = decoded_size(plan)
             if size > self.max_decoded_bytes:
-                expected = f"at most {self.max_decoded_bytes} (max_decoded_bytes)"
-                raise self._wrong_content(f"audio of {size} bytes decoded", expected)
+                found, expected = f"audio of {size} bytes decoded", f"at most {self.max_decoded_bytes}"
+                raise self._too_large(found, expected, "max_decoded_bytes")
         return plan
 
     @property
@@ -250,7 +262,7 @@ class SyncedVideoAudioField(Field):
             *(plan.frame_rate.as_integer_ratio() if plan.frame_rate else (0, 0)),
             plan.sample_rate,
             plan.num_audio_samples,
-            plan.audio_offset,
+            plan.frame_0_sample,
             plan.audio_start if audio_codec in (IN_VIDEO, OWN_FILE) else 0,
             plan.start_us if video_codec == FILE and plan.num_frames else 0,
             video_size,
@@ -416,8 +428,8 @@ class SyncedVideoAudioField(Field):
         height, width = self.size or (record.height, record.width)
         size = count * max(height * width * 3, _FRAME_COST)
         if size > self.max_decoded_bytes:
-            expected = f"at most {self.max_decoded_bytes} (max_decoded_bytes); decode_frames gives fewer of them"
-            raise corrupt("frames are too large", found=f"{size} bytes", expected=expected)
+            expected = f"at most {self.max_decoded_bytes}; decode_frames and target_frames give fewer of them"
+            raise over_limit("frames are too large", "max_decoded_bytes", found=f"{size} bytes", expected=expected)
 
     def _new_frames(self, record: Record, count: int) -> npt.NDArray[np.uint8]:
         self._check_decoded(record, count)
@@ -441,7 +453,7 @@ class SyncedVideoAudioField(Field):
         try:
             return picture_of(video, max_pixels=self.max_pixels)
         except MediaError as error:
-            raise corrupt(error.reason) from error
+            raise unreadable(error) from error
 
     def _timing(self, record: Record) -> Timing:
         return timing_at(record.timing, self.audio_sample_rate or record.sample_rate)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import MAX_DATA, corrupt
+from mm_assets.fields.base import MAX_DATA, corrupt, unreadable
 from mm_assets.fields.image_decode import SCALES, orient, scaled
 from mm_assets.fields.image_resize import Box, resample, resize
 from mm_assets.fields.video_record import FILE, Record
@@ -86,7 +86,7 @@ def index_of(record: Record, video: memoryview, *, max_pixels: int, first: int =
         indexed = index_frames(video, max_pixels=max_pixels)
         picture = picture_of(video, max_pixels=max_pixels) if record.is_square else None
     except MediaError as error:
-        raise corrupt(error.reason) from error
+        raise unreadable(error) from error
     found = None if indexed is None else shown_size(picture, indexed[1:], record.turn, is_square=record.is_square)
     if indexed is None or found != (record.height, record.width):
         raise corrupt("video is not as its record says", found=found, expected=(record.height, record.width))
@@ -113,7 +113,7 @@ def check_decodable(record: Record, video: memoryview, *, max_pixels: int) -> No
             last = int(indexed.index.shown_at(final, rate, Fraction(record.start_us, 1_000_000))[0])
             check_frames(video, indexed.index, indexed.size, last, max_pixels=max_pixels)
         except MediaError as error:
-            raise corrupt(error.reason) from error
+            raise unreadable(error) from error
     elif record.num_frames:
         for jpeg in _jpegs(record, video, range(record.num_frames)):
             _decode_jpeg(jpeg, (record.height, record.width), None)
@@ -155,7 +155,7 @@ def fill_frames(
             turned = np.ascontiguousarray(orient(pixels, record.turn))
             resample(turned, Box(0, 0, *turned.shape[:2]), target[row])
     except MediaError as error:
-        raise corrupt(error.reason) from error
+        raise unreadable(error) from error
 
 
 def _jpegs(record: Record, video: memoryview, numbers: Iterable[int]) -> Iterator[memoryview]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mm_assets.fields.base import corrupt
+from mm_assets.fields.base import corrupt, over_limit
 from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
 from mm_assets.media.timing import MAX_FRAME_RATE, MAX_RATE_TERM, Timing
 from mm_assets.media.video import MAX_STREAMS
@@ -17,6 +17,7 @@ __all__ = [
     "FILE",
     "IN_VIDEO",
     "JPEG",
+    "MAX_COUNT",
     "NONE",
     "OWN_FILE",
     "RECORD",
@@ -36,7 +37,7 @@ RECORD = np.dtype(
         ("frame_rate_den", "<u4"),
         ("sample_rate", "<u4"),
         ("num_audio_samples", "<u8"),
-        ("audio_offset_samples", "<i8"),
+        ("frame_0_sample", "<i8"),
         ("audio_start_samples", "<u8"),
         ("start_us", "<u8"),
         ("video_size", "<u8"),
@@ -55,7 +56,7 @@ SAMPLES = {1: "pcm16", 2: "float32", 4: "flac"}  # audio_codec, AudioField's num
 IN_VIDEO, OWN_FILE = 16, 17  # audio_codec
 VIDEO_PART, AUDIO_PART = 1, 2  # parts, bits: the contents that the clip was made of
 SQUARE = 128  # added to the orientation where pixels are made square
-_MAX_COUNT = 2**53  # samples and microseconds: sums of them stay within 64 bits
+MAX_COUNT = 2**53  # samples and microseconds: sums of them stay within 64 bits
 
 
 class Record(NamedTuple):
@@ -68,7 +69,7 @@ class Record(NamedTuple):
     frame_rate_den: int
     sample_rate: int
     num_audio_samples: int
-    audio_offset_samples: int
+    frame_0_sample: int
     audio_start_samples: int
     start_us: int
     video_size: int
@@ -100,12 +101,12 @@ class Record(NamedTuple):
             frame_rate=Fraction(self.frame_rate_num, self.frame_rate_den) if has_video else None,
             sample_rate=self.sample_rate if has_audio else 0,
             num_audio_samples=self.num_audio_samples if has_audio else 0,
-            audio_offset_samples=self.audio_offset_samples,
+            audio_offset_samples=-self.frame_0_sample,
             truncated=bool(self.truncated),
         )
 
     def check(self, *, max_pixels: int) -> None:
-        """Raise `CorruptError` where a value is impossible or over the limit."""
+        """Raise `CorruptError` if a value is impossible, `LimitError` if frames are over the limit."""
         if self.video_codec not in (NONE, JPEG, FILE):
             raise corrupt("video is of an unknown codec", found=self.video_codec, expected="0, 1 or 2")
         if self.audio_codec not in (NONE, *SAMPLES, IN_VIDEO, OWN_FILE):
@@ -127,9 +128,11 @@ class Record(NamedTuple):
             is_rate = 1 <= num <= MAX_RATE_TERM and 1 <= den <= MAX_RATE_TERM
             if not is_rate or num > MAX_FRAME_RATE * den or den > MAX_FRAME_RATE * num:
                 raise corrupt("video has an impossible frame rate", found=f"{num}/{den}", expected="1/1000 to 1000")
-            if not 1 <= self.height * self.width <= max_pixels:
-                found = f"{self.height} x {self.width}"
-                raise corrupt("frames are too large", found=found, expected=f"1 to {max_pixels} pixels")
+            if not self.height * self.width:
+                raise corrupt("frames are empty", found=f"{self.height} x {self.width}", expected="1 pixel or more")
+            if self.height * self.width > max_pixels:
+                found, expected = f"{self.height} x {self.width}", f"at most {max_pixels} pixels"
+                raise over_limit("frames are too large", "max_pixels", found=found, expected=expected)
             if self.video_codec == NONE:
                 raise corrupt("frames are of no codec", found=NONE, expected="1 or 2")
         if self.audio_codec != NONE and not (
@@ -139,5 +142,5 @@ class Record(NamedTuple):
             expected = f"1 to {MAX_SOUND_CHANNELS} at 1 to {MAX_SOUND_RATE} Hz"
             raise corrupt("audio has an impossible format", found=found, expected=expected)
         counts = (self.num_audio_samples, self.audio_start_samples, self.start_us)
-        if max(*counts, abs(self.audio_offset_samples)) > _MAX_COUNT:
-            raise corrupt("a time or count is too large", found=max(counts), expected=f"at most {_MAX_COUNT}")
+        if max(*counts, abs(self.frame_0_sample)) > MAX_COUNT:
+            raise corrupt("a time or count is too large", found=max(counts), expected=f"at most {MAX_COUNT}")

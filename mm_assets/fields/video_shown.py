@@ -38,7 +38,7 @@ def shown_clip(record: Record, stored: StoredBytes) -> ShownClip:
         start_seconds=record.start_us / 1_000_000,
         duration_seconds=timing.duration_seconds,
         has_audio=record.audio_codec != NONE,
-        audio_offset_seconds=record.audio_offset_samples / record.sample_rate if record.sample_rate else 0.0,
+        audio_offset_seconds=timing.audio_offset_samples / timing.sample_rate if timing.sample_rate else 0.0,
     )
 
 

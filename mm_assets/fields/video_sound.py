@@ -7,9 +7,9 @@ from fractions import Fraction
 
 from mm_assets.errors import MediaError
 from mm_assets.fields.audio import Audio, AudioField
-from mm_assets.fields.base import corrupt
-from mm_assets.fields.video_record import NONE, OWN_FILE, SAMPLES, Record
-from mm_assets.fields.video_source import Plan, Source, clip_sound, last_sample
+from mm_assets.fields.base import corrupt, over_limit, unreadable
+from mm_assets.fields.video_record import MAX_COUNT, NONE, OWN_FILE, SAMPLES, Record
+from mm_assets.fields.video_source import Plan, Source, check_length, clip_sound, last_sample
 from mm_assets.media.sound import check_sound, index_sound, mix, mixes, resample, resampled_length
 from mm_assets.media.timing import Timing
 from mm_assets.media.video import FIRST_TRACK
@@ -22,14 +22,16 @@ def decoded_size(plan: Plan) -> int:
     if plan.sound is None:
         return 0
     end = plan.audio_start + plan.num_audio_samples  # what comes before the clip is decoded too
-    return 4 * max(plan.sound.num_samples * plan.sound.channels, end * plan.channels)
+    in_file = resampled_length(end, plan.sample_rate, plan.sound.sample_rate)
+    return 4 * max(in_file * plan.sound.channels, end * plan.channels)
 
 
 def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_decoded_bytes: int) -> Audio | None:
     """Decode the audio of a clip; None where it has none. `video` and `audio` are the payload's bytes of each.
 
     Raises:
-        CorruptError: the payload is damaged, or its audio is larger than `max_decoded_bytes`.
+        CorruptError: the payload is damaged.
+        LimitError: its audio is larger than `max_decoded_bytes`.
     """
     if record.audio_codec == NONE:
         return None
@@ -42,7 +44,7 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
         plan = _plan_of(record, content, max_decoded_bytes)
         return Audio(clip_sound(Source(audio=content), plan), record.sample_rate)
     except MediaError as error:
-        raise corrupt(error.reason) from error
+        raise unreadable(error) from error
 
 
 def check_decodable(
@@ -66,9 +68,9 @@ def check_decodable(
             content = audio if record.audio_codec == OWN_FILE else video
             plan = _plan_of(record, content, max_decoded_bytes)
             if plan.sound is not None:
-                check_sound(content, plan.sound, stop=last_sample(plan, plan.sound))
+                check_length(plan, check_sound(content, plan.sound, stop=last_sample(plan, plan.sound)))
         except MediaError as error:
-            raise corrupt(error.reason) from error
+            raise unreadable(error) from error
     stored = (record.num_audio_samples, record.num_channels)
     target = (rate or record.sample_rate, channels or record.num_channels)
     _check_conversion(stored, record.sample_rate, *target, max_decoded_bytes=max_decoded_bytes)
@@ -82,16 +84,11 @@ def _samples_of(record: Record) -> tuple[AudioField, bytes]:
 
 
 def _plan_of(record: Record, content: memoryview, max_decoded_bytes: int) -> Plan:
-    """What to decode of the file that has a clip's audio, which is compared with the record."""
-    sound = index_sound(content, record.audio_track - 1 if record.audio_track else FIRST_TRACK)
+    """What to decode of the file that has a clip's audio; the result is compared with the record by `check_length`."""
+    track = record.audio_track - 1 if record.audio_track else FIRST_TRACK
+    sound = index_sound(content, track, num_samples=MAX_COUNT)
     if sound is None:
         raise corrupt("clip has no audio where its record says so", found="a file without audio")
-    end = record.audio_start_samples + record.num_audio_samples
-    if end > resampled_length(sound.num_samples, sound.sample_rate, record.sample_rate):
-        # Earlier releases counted padding, which decodes to silence.
-        sound = dataclasses.replace(sound, num_samples=max(sound.num_samples, sound.num_padded))
-    if end > resampled_length(sound.num_samples, sound.sample_rate, record.sample_rate):
-        raise corrupt("audio is shorter than its record says", found=f"{sound.num_samples} samples", expected=end)
     plan = Plan(
         sound=sound,
         sample_rate=record.sample_rate,
@@ -107,7 +104,7 @@ def brought_to(sound: Audio, rate: int, channels: int, *, max_decoded_bytes: int
     """Audio at another rate and number of channels than it is stored with; itself where it has them.
 
     Raises:
-        CorruptError: nothing makes so many channels of it, or it would be larger than the limit.
+        LimitError: nothing makes so many channels of it, or it would be larger than the limit.
     """
     count, stored = sound.samples.shape
     if (stored, sound.sample_rate) == (channels, rate):
@@ -122,7 +119,8 @@ def _check_conversion(shape: tuple[int, int], given: int, rate: int, channels: i
     if (stored, given) == (channels, rate):
         return
     if not mixes(stored, channels):
-        raise corrupt("audio cannot be mixed to the field's channels", found=stored, expected=channels)
+        detail = "audio cannot be mixed to the field's channels"
+        raise over_limit(detail, "audio_channels", found=stored, expected=f"1, 6 for stereo, or {channels}")
     _check_size(4 * resampled_length(count, given, rate) * max(channels, stored), max_decoded_bytes)
 
 
@@ -140,4 +138,5 @@ def timing_at(timing: Timing, rate: int) -> Timing:
 
 def _check_size(size: int, limit: int) -> None:
     if size > limit:
-        raise corrupt("audio is too large", found=f"{size} bytes", expected=f"at most {limit} (max_decoded_bytes)")
+        expected = f"at most {limit}"
+        raise over_limit("audio is too large", "max_decoded_bytes", found=f"{size} bytes", expected=expected)

@@ -45,6 +45,7 @@ from mm_assets.summaries import describe
 __all__ = [
     "Plan",
     "Source",
+    "check_length",
     "clip_sound",
     "last_sample",
     "most_frames",
@@ -55,7 +56,9 @@ __all__ = [
 ]
 
 _MAX_SECONDS = 1_000_000
+_MAX_SIDE = 65_500  # libjpeg's limit
 _MAX_REPEATS = 1000  # of a file's frames on average: beyond it a few bytes would become gigabytes
+_EARLIER_SURPLUS_SECONDS = Fraction(1, 2)  # that earlier releases may have counted too much
 _MARGIN_SECONDS = 1  # decoded past the end of a truncated clip, so that the resampler's window does not see the end
 
 
@@ -72,7 +75,7 @@ class Source:
         sound_delay: seconds by which the first sample comes after the first frame.
         start: seconds into the video at which the clip begins.
         duration: seconds of the clip at most, None for all.
-        audio_offset: delay of the audio in seconds.
+        audio_offset: seconds by which the audio starts later than the frames, beside `sound_delay`.
         max_pixels: of a frame.
         turn: EXIF number by which frames are turned.
         is_square: whether frames are stretched to square pixels.
@@ -132,7 +135,7 @@ class Plan:
         channels: 0 without audio.
         audio_start: first sample of the clip within the source's audio.
         num_audio_samples: of the clip.
-        audio_offset: in samples.
+        frame_0_sample: the sample of the clip at which frame 0 begins; negative if the audio starts later.
         truncated: whether a limit truncated the clip.
     """
 
@@ -146,7 +149,7 @@ class Plan:
     channels: int = 0
     audio_start: int = 0
     num_audio_samples: int = 0
-    audio_offset: int = 0
+    frame_0_sample: int = 0
     truncated: bool = False
 
     def positions(self) -> npt.NDArray[np.int64]:
@@ -177,8 +180,9 @@ def source_of(
     turns: bool = True,
     stretches: bool = False,
     audio_track: int | str | None = None,
+    max_audio_bytes: int | None = None,
 ) -> Source:
-    """Check arrays, or list the packets of files.
+    """Check arrays, or list the frames of files and count their samples.
 
     Args:
         value: arrays or files.
@@ -187,6 +191,7 @@ def source_of(
         turns: whether frames of a file are turned upright.
         stretches: whether they are stretched to square pixels.
         audio_track: as `mm_assets.media.video.audio_stream_of` takes it.
+        max_audio_bytes: of a file's audio as float32; None for any number.
 
     Raises:
         ValueError: the value is wrong; a `MediaError` where a file is.
@@ -206,10 +211,9 @@ def source_of(
     is_square = stretches and picture is not None and picture.pixel_aspect != 1
     size = shown_size(picture, (height, width), turn, is_square=is_square)
     if size[0] * size[1] > max_pixels:
-        raise ValueError(
-            f"found frames of {size[0]} x {size[1]} with square pixels, expected at most {max_pixels} pixels"
-        )
-    sound = index_sound(audio if audio is not None else video or b"", audio_track)
+        reason = f"found frames of {size[0]} x {size[1]} with square pixels, expected at most {max_pixels} (max_pixels)"
+        raise MediaError("<video>", reason, setting="max_pixels")
+    sound = index_sound(audio if audio is not None else video or b"", audio_track, max_bytes=max_audio_bytes)
     if audio is not None and sound is None:
         raise ValueError("found an audio file without audio, expected some")
     if index is None and sound is None:
@@ -263,8 +267,11 @@ def _arrays(value: VideoAudio, rate: Fraction | None, offset: Fraction, max_pixe
         is_rgb = isinstance(frames, np.ndarray) and frames.dtype == np.uint8 and frames.ndim == 4
         if not is_rgb or frames.shape[3] != 3 or 0 in frames.shape:
             raise ValueError(f"found frames {describe(frames)}, expected uint8 of shape (T, H, W, 3) without a zero")
-        if frames.shape[1] * frames.shape[2] > max_pixels or max(frames.shape[1:3]) > 65_500:  # libjpeg's limit
-            raise ValueError(f"found frames {describe(frames)}, expected at most {max_pixels} pixels (max_pixels)")
+        if max(frames.shape[1:3]) > _MAX_SIDE:
+            raise ValueError(f"found frames {describe(frames)}, expected sides of at most {_MAX_SIDE}")
+        if frames.shape[1] * frames.shape[2] > max_pixels:
+            reason = f"found frames {describe(frames)}, expected at most {max_pixels} pixels (max_pixels)"
+            raise MediaError("<video>", reason, setting="max_pixels")
         if value.frame_rate is not None:
             rate = as_frame_rate(value.frame_rate)
         if rate is None:
@@ -351,14 +358,14 @@ def plan_of(
     if not mixes(source.sound.channels, count):
         raise ValueError(f"found audio of {source.sound.channels} channels, expected ones that mix to {count}")
     total = resampled_length(source.sound.num_samples, source.sound.sample_rate, hz)
-    own_offset = source.audio_offset - source.sound_delay
+    delay = source.audio_offset + source.sound_delay
     if rate is not None:
-        at_frame_0 = offset_in_samples(source.start + own_offset, hz)
+        at_frame_0 = offset_in_samples(source.start - delay, hz)
         first = min(max(at_frame_0, 0), total) if source.start else 0
         end = at_frame_0 + math.floor(num_frames * hz / rate) if is_cut else total
-        offset = at_frame_0 - first
+        frame_0_sample = at_frame_0 - first
     else:
-        first, offset = min(offset_in_samples(source.start, hz), total), offset_in_samples(own_offset, hz)
+        first, frame_0_sample = min(offset_in_samples(source.start, hz), total), offset_in_samples(-delay, hz)
         if source.start and first == total:
             raise ValueError(f"found a start at {float(source.start)} s of {total / hz:.3f} s")
         end = total if not lengths else first + math.floor(min(lengths) * hz)
@@ -371,7 +378,7 @@ def plan_of(
         channels=count,
         audio_start=first,
         num_audio_samples=last - first,
-        audio_offset=offset,
+        frame_0_sample=frame_0_sample,
         truncated=truncated,
     )
 
@@ -403,8 +410,25 @@ def clip_sound(source: Source, plan: Plan) -> npt.NDArray[Any]:
         samples = read_sound(
             source.audio if source.audio is not None else source.video, sound, stop=last_sample(plan, sound)
         )
+        check_length(plan, len(samples))
     if not is_as_it_is:
         samples = resample(mix(samples, plan.channels), sound.sample_rate, plan.sample_rate)
     if len(samples) < end:
-        raise MediaError("<sound>", f"found {len(samples)} samples, expected {end}")
+        samples = np.concatenate([samples, np.zeros((end - len(samples), plan.channels), dtype=samples.dtype)])
     return samples[plan.audio_start : end]
+
+
+def check_length(plan: Plan, num_samples: int) -> None:
+    """Refuse the audio of a file, of which `num_samples` decode at its own rate, if the clip needs more.
+
+    Earlier releases counted by presentation times, which exceed what decodes by up to the last packet and its padding.
+
+    Raises:
+        MediaError: the audio ends too early.
+    """
+    if plan.sound is None:
+        return
+    end = plan.audio_start + plan.num_audio_samples
+    decoded = resampled_length(num_samples, plan.sound.sample_rate, plan.sample_rate)
+    if end > decoded + _EARLIER_SURPLUS_SECONDS * plan.sample_rate:
+        raise MediaError("<sound>", f"audio is shorter than its record says (found {decoded} samples, expected {end})")

@@ -28,7 +28,8 @@ class VideoAudio(ArrayValue):
         frame_rate: frames per second: a ratio, an integer, a float such as 29.97 (then 30000/1001, as
             `mm_assets.media.timing.as_frame_rate` says), or (numerator, denominator). None where the field sets it.
         audio: `Audio`, or (samples, sample_rate) with samples (n,) or (n, channels), int16 or float32; None without.
-        audio_offset_seconds: how much later than the frames the audio starts.
+        audio_offset_seconds: how much later than frame 0 the first sample is heard, as a container's start time says
+            it; negative if it is heard earlier.
     """
 
     frames: npt.NDArray[np.uint8] | None = None
@@ -47,7 +48,8 @@ class VideoFile:
             first frame of the video, whatever its own presentation times say.
         start_seconds: of the clip, from the first frame of the video; rounded to microseconds.
         duration_seconds: of the clip at most; None for all there is.
-        audio_offset_seconds: how much later than the frames the audio starts, beside what the file itself says.
+        audio_offset_seconds: how much later than frame 0 the first sample is heard, beside what the video file itself
+            says: 0 for its own audio, the start time of audio in a file of its own. Negative if it is heard earlier.
     """
 
     video: Buffer | str | Path | None = None

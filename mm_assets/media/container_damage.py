@@ -13,11 +13,13 @@ import zlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
-__all__ = ["find_damage"]
+__all__ = ["find_damage", "without_tail"]
 
 _MAX_STEPS = 4_000_000  # elements, chunks, tags, pages or packs of one file: hours of any
 _MAX_FILL = 4096  # zeros after the end that a writer may add: more than a sector
+_MAX_OGG_PAGE = 65_307  # bytes
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 _U32_LE = struct.Struct("<I")
@@ -34,6 +36,22 @@ def find_damage(view: memoryview, demuxer: str) -> str | None:
     """
     walk = _WALKS.get(demuxer)
     return None if walk is None else walk(view)
+
+
+def without_tail(view: memoryview, demuxer: str) -> memoryview:
+    """A file of an Ogg or MPEG transport stream without the bytes after its last page or packet.
+
+    FFmpeg fails where more of them follow than it looks through for the next one. Other files are returned whole, and
+    so are those in which something follows that is damage.
+    """
+    if demuxer == "ogg" and b"OggS" not in bytes(view[-_MAX_OGG_PAGE:]):
+        at = bytes(view).rfind(b"OggS")
+        body = at + 27 + view[at + 26]
+        return view[: body + sum(view[at + 27 : body])]
+    if demuxer == "mpegts" and (packets := _packets_of(view)) is not None:
+        at = len(packets) * packets.strides[0]
+        return view if at + packets.strides[0] <= len(view) and _goes_on(view, at, packets) else view[:at]
+    return view
 
 
 def _is_fill(view: memoryview, at: int) -> bool:
@@ -260,24 +278,21 @@ def _mpeg(view: memoryview) -> str | None:
 
 
 _SYNC, _TS_PACKET = 0x47, 188
+_SYNC_RUN = 5  # packets in a row, which chance does not make
 _FIRST_PID, _NO_PID = 0x20, 0x1FFF  # of media and tables of a program; of padding
 
 
 def _mpegts(view: memoryview) -> str | None:
     """A truncated packet, lost synchronization, errors that a receiver marked, and packets that counters miss."""
-    data = np.frombuffer(view, dtype=np.uint8)
-    lead = next((lead for lead in (0, 4) if len(data) > lead + 188 and data[lead] == _SYNC), None)
-    if lead is None:
+    packets = _packets_of(view)
+    if packets is None:
         return "no packet at byte 0"
-    size = _TS_PACKET + lead  # with a time before each packet on Blu-ray discs
-    count = len(data) // size
-    packets = data[: count * size].reshape(count, size)[:, lead:]
-    lost = np.flatnonzero(packets[:, 0] != _SYNC)
-    if len(lost):
-        at = int(lost[0]) * size
-        return None if _is_fill(view, at) else f"no packet at byte {at}"
-    if count * size < len(data) and not _is_fill(view, count * size):
-        return f"packet at byte {count * size} is truncated"
+    size = packets.strides[0]
+    lead, at = size - _TS_PACKET, len(packets) * size
+    if at + lead < len(view) and view[at + lead] == _SYNC:
+        return f"packet at byte {at} is truncated"
+    if at + size <= len(view) and not _is_fill(view, at) and _goes_on(view, at, packets):
+        return f"no packet at byte {at}"
     flags, counter = packets[:, 1], packets[:, 3]
     if (flags & 0x80).any():
         return f"packet at byte {int(np.flatnonzero(flags & 0x80)[0]) * size} is marked as damaged"
@@ -300,6 +315,32 @@ def _mpegts(view: memoryview) -> str | None:
     return None
 
 
+def _packets_of(view: memoryview) -> npt.NDArray[np.uint8] | None:
+    """(n, 188) uint8, the packets before the first place without one; None if there is none at the start."""
+    data = np.frombuffer(view, dtype=np.uint8)
+    lead = next((lead for lead in (0, 4) if len(data) > lead + _TS_PACKET and data[lead] == _SYNC), None)
+    if lead is None:
+        return None
+    size = _TS_PACKET + lead  # with a time before each packet on Blu-ray discs
+    count = len(data) // size
+    packets = data[: count * size].reshape(count, size)[:, lead:]
+    lost = np.flatnonzero(packets[:, 0] != _SYNC)
+    return packets[: lost[0]] if len(lost) else packets
+
+
+def _goes_on(view: memoryview, at: int, packets: npt.NDArray[np.uint8]) -> bool:
+    """Whether packets follow a place without one: in step, of a stream that was there before, or out of step."""
+    size = packets.strides[0]
+    rest, lead = np.frombuffer(view, dtype=np.uint8)[at:], size - _TS_PACKET
+    high, low, flags = rest[lead + 1 : lead + 4].tolist()  # of a packet that has lost its first byte alone
+    has_content = flags & 0x30 != 0  # zeros have none
+    is_known = has_content and bool(((packets[:, 1] & 0x1F == high & 0x1F) & (packets[:, 2] == low)).any())
+    starts = np.flatnonzero(rest[: max(len(rest) - (_SYNC_RUN - 1) * size, 0)] == _SYNC)
+    runs = [rest[starts + step * size] == _SYNC for step in range(1, _SYNC_RUN)]
+    in_step = rest[size + lead : _SYNC_RUN * size : size] == _SYNC
+    return is_known or bool(in_step.any()) or bool(np.logical_and.reduce(runs).any())
+
+
 # --- Ogg --------------------------------------------------------------------------------------------------------------
 
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
@@ -320,7 +361,8 @@ def _ogg(view: memoryview) -> str | None:
             left = len(open_packets)
             return f"{left} of {len(numbers)} streams end within a packet" if left else None
         if bytes(view[at : at + 4]) != b"OggS":
-            return f"no page at byte {at}"
+            # After the last page of every stream, other bytes are not part of the file.
+            return f"no page at byte {at}" if open_streams or not numbers or b"OggS" in bytes(view[at:]) else None
         if at + 27 > len(view) or at + 27 + view[at + 26] > len(view):
             return f"page at byte {at} is truncated"
         body = at + 27 + view[at + 26]

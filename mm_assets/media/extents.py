@@ -114,6 +114,9 @@ class WavChunks(NamedTuple):
         samples_size: their bytes by the header, which may be more than there are; None where the writer could not seek
             back to fill in a size: then they go on to the end of the file.
         size_at: position of the 64-bit size of the samples, of an RF64; else 0.
+        block_size: bytes of a block; 0 without a chunk ``fmt ``.
+        samples_per_block: per channel, of an encoding in blocks; else 0.
+        num_samples: per channel, by the chunk ``fact``; 0 without one.
     """
 
     format_at: int
@@ -121,14 +124,23 @@ class WavChunks(NamedTuple):
     samples_at: int
     samples_size: int | None
     size_at: int
+    block_size: int = 0
+    samples_per_block: int = 0
+    num_samples: int = 0
 
 
 def wav_chunks(view: memoryview) -> WavChunks | None:
     """The chunks of a WAV; None for one that ends before its samples. Its head is enough."""
-    format_at = format_size = size_at = 0
+    format_at = format_size = size_at = block_size = per_block = num_samples = 0
     for kind, body, size in _chunks(view, _LAYOUTS["wav"]):
         if kind == b"fmt ":
             format_at, format_size = body, size
+            if size >= 14 and body + 14 <= len(view):
+                block_size = struct.unpack_from("<H", view, body + 12)[0]
+            if size >= 20 and body + 20 <= len(view):
+                per_block = struct.unpack_from("<H", view, body + 18)[0]
+        elif kind == b"fact" and body + 4 <= len(view):
+            num_samples = struct.unpack_from("<I", view, body)[0]
         elif kind == b"ds64" and body + 16 <= len(view):
             size_at = body + 8
         elif kind == b"data":
@@ -137,7 +149,7 @@ def wav_chunks(view: memoryview) -> WavChunks | None:
                 known = struct.unpack_from("<Q", view, size_at)[0] or None
             elif size == 0 or _is_streamed_size(size):
                 known = None
-            return WavChunks(format_at, format_size, body, known, size_at)
+            return WavChunks(format_at, format_size, body, known, size_at, block_size, per_block, num_samples)
     return None
 
 

@@ -169,7 +169,8 @@ class _Clock:
             self.starts: _Ints = np.append(np.zeros(1, np.int64), units[:-1])
             self.end_units = int(units[-1])
         if seconds > max_seconds + 1 or self.end_units > max_seconds * self.per_second:
-            raise MediaError("<midi>", f"is {seconds:.6g} seconds long, expected at most {max_seconds}")
+            reason = f"is {seconds:.6g} seconds long, expected at most {max_seconds} (max_duration_seconds)"
+            raise MediaError("<midi>", reason, setting="max_duration_seconds")
 
     def units(self, ticks: _Ints) -> _Ints:
         """Units up to ticks from 0 to `end`."""

@@ -118,9 +118,8 @@ def read_tracks(data: Buffer, *, max_bytes: int, max_notes: int) -> Score:
         MediaError: not a MIDI file, a damaged one, or one past a limit.
     """
     if len(data) > min(max_bytes, MAX_BYTES):
-        raise MediaError(
-            "<midi>", f"is {len(data)} bytes long, expected at most {min(max_bytes, MAX_BYTES)} (max_bytes)"
-        )
+        reason = f"is {len(data)} bytes long, expected at most {min(max_bytes, MAX_BYTES)} (max_bytes)"
+        raise MediaError("<midi>", reason, setting="max_bytes")
     content = bytes(data)
     if content[:4] != b"MThd" or len(content) < 14:
         found = content[:4] if len(content) >= 4 else f"{len(content)} bytes"
@@ -219,7 +218,8 @@ class _TrackReader:
             self.position += size
             if kind == _NOTE_ON and values[1]:
                 if len(track.onset) >= max_notes:
-                    raise self.fail("another note", "no more (max_notes)")
+                    reason = self.fail("another note", "no more (max_notes)").reason
+                    raise MediaError("<midi>", reason, setting="max_notes")
                 sounding.setdefault(channel << 7 | values[0], deque()).append(len(track.onset))
                 track.onset.append(tick)
                 track.release.append(-1)

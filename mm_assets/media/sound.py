@@ -1,4 +1,7 @@
-"""Audio of video and audio files, read by PyAV and placed by presentation time; resampling by soxr, and mixing.
+"""Audio of video and audio files, decoded by PyAV; resampling by soxr, and mixing.
+
+`sound_frames` is the one decoder: sound files are its samples in their order, as FFmpeg's command line gives them, and
+a clip's audio moves only where its times leave a hole (`read_sound`), to stay with the picture.
 
 Any input gives an answer or a `MediaError`; without the packages of the extra ``video`` functions raise
 `MissingExtraError`.
@@ -6,7 +9,6 @@ Any input gives an answer or a `MediaError`; without the packages of the extra `
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,7 +21,6 @@ from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.video import (
     FIRST_TRACK,
-    MAX_TICKS,
     audio_stream_of,
     damage_of,
     open_media,
@@ -29,7 +30,8 @@ from mm_assets.media.video import (
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
-    from av.packet import Packet
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
 
 __all__ = [
     "MAX_SOUND_CHANNELS",
@@ -43,30 +45,35 @@ __all__ = [
     "resample",
     "resampled_length",
     "samples_of_frame",
+    "sound_frames",
 ]
 
 MAX_SOUND_CHANNELS = 64
 MAX_SOUND_RATE = 768_000  # Hz
-_MAX_SILENCE = 1000  # times the actual audio: else a few bytes become gigabytes of zeros
-_LONG_PACKET = 8192  # samples that a packet of few bytes may claim
-_SAMPLES_PER_BYTE = 8  # that a longer packet may claim: more than uncompressed audio has
-
-
-_OPUS = ("opus", "libopus")
-_OPUS_RATE = 48_000  # Hz, whatever rate was encoded
-_LONGEST_OPUS = 5760  # samples of a packet: 120 ms
-_OPUS_FRAMES = (*(480, 960, 1920, 2880) * 3, *(480, 960) * 2, *(120, 240, 480, 960) * 4)  # samples by configuration
+_MAX_DRIFT_SECONDS = Fraction(1, 10)  # that times may be off before audio is moved: FFmpeg's `min_hard_comp`
+_MAX_SILENCE = 1000  # times the audio before it: else a few bytes become gigabytes of zeros
+_FREE_SILENCE_SECONDS = 600  # beside that, for a recording that begins with a few packets
+_FIRST_SAMPLES = 1 << 22  # of all channels, that room is made for before any are decoded
+_SAMPLES: dict[str, tuple[str, float]] = {  # by FFmpeg's name of the format: dtype, and the value of full scale
+    "u8": ("u1", 2.0**7),
+    "s16": ("i2", 2.0**15),
+    "s32": ("i4", 2.0**31),
+    "flt": ("f4", 1.0),
+    "dbl": ("f8", 1.0),
+}
+_GSM_BLOCK = 65  # bytes of GSM in a WAV
+_HAS_CHECKSUM = ("flac", "ac3", "eac3", "wavpack")  # codecs of FFmpeg that compare one where they are asked to
+# Demuxers that mark the last packet of a stream of unknown length too, or one where another stream was joined to it.
+_MARKS_WHOLE_PACKETS = frozenset(("audio/wav", "audio/aiff", "audio/basic", "audio/x-caf", "audio/x-w64", "video/mp2t"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoundIndex:
-    """The extent of a file's audio, from its packets.
+    """The extent of a file's audio.
 
     Attributes:
         start: presentation time of the first sample in seconds.
-        num_samples: per channel, from the first sample to the end of the last packet, without the padding that the
-            container says to discard.
-        num_padded: as earlier releases counted: with the padding, and from times that the container rounds.
+        num_samples: per channel, as many as `read_sound` decodes.
         sample_rate: Hz.
         channels: at least 1.
         track: 0 for the first audio stream that has a decoder; else the stream's number among audio streams, from 1.
@@ -74,103 +81,138 @@ class SoundIndex:
 
     start: Fraction
     num_samples: int
-    num_padded: int = 0
     sample_rate: int
     channels: int
     track: int = 0
 
 
-def index_sound(data: Buffer, track: int | str | None = None) -> SoundIndex | None:
-    """The extent of a file's audio; None where there is none. Only its first packets are decoded, but for WMA.
+def index_sound(
+    data: Buffer,
+    track: int | str | None = None,
+    *,
+    num_samples: int | None = None,
+    max_bytes: int | None = None,
+) -> SoundIndex | None:
+    """The extent of a file's audio, which is decoded to count its samples; None where there is none.
 
-    `track` chooses among several streams, as in `mm_assets.media.video.audio_stream_of`.
+    Args:
+        data: the file's bytes.
+        track: which of several streams, as `mm_assets.media.video.audio_stream_of` takes it.
+        num_samples: the number of samples, where it need not be counted; then only the first packets are decoded.
+        max_bytes: of the audio as float32; None for any number.
 
     Raises:
-        MediaError: the file is damaged, or its packets are so far apart that more than 99.9 % of it is silence.
+        MediaError: the file is damaged, its packets are so far apart that more than 99.9 % of it is silence, or there
+            is more audio than `max_bytes`; then the error names the setting ``max_decoded_bytes``.
     """
     damage = damage_of(data)
-    with open_media(data) as (container, _):
+    with open_media(data) as (container, content_type):
         stream = audio_stream_of(container, track)
         if stream is None:
             return None
         number = 0 if stream is audio_stream_of(container, FIRST_TRACK) else container.streams.audio.index(stream) + 1
         if damage is not None:
             raise MediaError("<video>", f"found a damaged file ({damage}), expected a whole one")
-        time_base = time_base_of(stream.time_base)
         start: Fraction | None = None
-        end: int | None = None
-        rate, channels, usual, claimed_total = stream.codec_context.sample_rate, 0, 1024, 0
-        is_opus, frame_size = stream.codec_context.name in _OPUS, stream.codec_context.frame_size
-        counted: int | None = 0 if is_opus or frame_size else None
-        kept: Fraction | int = -MAX_TICKS  # the end in ticks, without padding
-        is_wma, decoded = stream.codec_context.name.startswith("wma"), 0
-        for packet in container.demux(stream):
-            for frame in packet.decode() if start is None or is_wma else ():
-                if start is None and frame.pts is not None and frame.samples:
-                    start = seconds_of(frame.pts, frame.time_base or time_base)
-                    rate, channels, usual = frame.sample_rate, frame.layout.nb_channels, frame.samples
-                decoded += frame.samples if start is not None else 0
-            first, last = _skipped(packet) if packet.size else (0, 0)
-            if counted is not None and packet.size:
-                length = _opus_length(packet) if is_opus else frame_size
-                counted = counted + max(0, length - first - last) if packet.pts is not None else None
-            if packet.size and packet.pts is not None:
-                stop = packet.pts + (packet.duration or 0)
-                end = max(end or packet.pts, stop)
-                kept = max(kept, stop - Fraction(last, max(rate, 1)) / time_base if last else stop)
-                # A duration is only a claim: the limit is more than real packets have.
-                claimed = int(packet.duration * time_base * max(rate, 1)) + 1 if packet.duration else usual
-                claimed_total += min(claimed, max(_LONG_PACKET, 4 * usual, _SAMPLES_PER_BYTE * packet.size))
-        if start is None or end is None:
+        rate = channels = end = 0
+        line: _Line | None = None
+        for frame in sound_frames(container, stream, content_type):
+            if line is None:
+                rate, channels = frame.sample_rate, frame.layout.nb_channels
+                if not 1 <= rate <= MAX_SOUND_RATE or not 1 <= channels <= MAX_SOUND_CHANNELS:
+                    raise MediaError("<video>", f"found audio of {channels} channels at {rate} Hz")
+                line = _Line(rate)
+            first, skipped = line.place(_time_of(frame, stream), frame.samples)
+            start = line.start
+            if num_samples is not None and start is not None:
+                break
+            end = max(end, first + frame.samples - skipped)
+            if max_bytes is not None and 4 * end * channels > max_bytes:
+                reason = f"found more than {max_bytes} bytes of decoded audio, expected at most as many"
+                raise MediaError("<video>", f"{reason} (max_decoded_bytes)", setting="max_decoded_bytes")
+        if line is None:
             raise MediaError("<video>", "found an audio stream without samples, expected at least one")
-        if not 1 <= rate <= MAX_SOUND_RATE or not 1 <= channels <= MAX_SOUND_CHANNELS:
-            raise MediaError("<video>", f"found audio of {channels} channels at {rate} Hz")
-        num_padded = round(max(seconds_of(end, time_base) - start, Fraction(0)) * rate)
-        num_samples = round(max(kept * time_base - start, Fraction(0)) * rate)
-        # Where a sample is not a whole number of ticks, as in Matroska, times are rounded: packets are counted.
-        tolerance = Fraction(_LONGEST_OPUS if is_opus and rate == _OPUS_RATE else 0)
-        if not is_opus and (time_base * rate).numerator != 1:
-            tolerance = _tolerance(time_base) * rate
-        if counted is not None and abs(counted - num_samples) <= tolerance:
-            num_samples = counted
-        if is_wma and abs(decoded - num_samples) <= 2 * usual:  # its decoder is a packet late
-            num_samples = decoded
-        if num_samples > _MAX_SILENCE * claimed_total:
-            expected = f"at most {_MAX_SILENCE} times the {claimed_total} that its packets can hold"
-            raise MediaError("<video>", f"found audio of {num_samples} samples, expected {expected}")
         return SoundIndex(
-            start=start,
-            num_samples=num_samples,
-            num_padded=num_padded,
+            start=start or Fraction(0),
+            num_samples=end if num_samples is None else num_samples,
             sample_rate=rate,
             channels=channels,
             track=number,
         )
 
 
-def _skipped(packet: Packet[Any]) -> tuple[int, int]:
-    """Samples at the start and at the end of a packet that the container says to discard."""
-    if not packet.has_sidedata("skip_samples"):
-        return 0, 0
-    first, last = struct.unpack_from("<II", bytes(packet.get_sidedata("skip_samples")))
-    return first, last
+class _Line:
+    """Where the samples of frames go: one after the other, and moved where their times are off by more than jitter.
+
+    The rule is that of FFmpeg's ``aresample=async=1``: up to a tenth of a second, times are rounded or jitter, and
+    samples follow each other. Where they are later than that, silence fills the hole; where they are earlier, samples
+    are dropped until they are due.
+    """
+
+    def __init__(self, rate: int) -> None:
+        self.rate = rate
+        self.start: Fraction | None = None  # time of the first sample
+        self._decoded = 0
+        self._at = 0  # the next sample
+        self._surplus = 0  # samples to drop
+
+    def place(self, time: Fraction | None, count: int) -> tuple[int, int]:
+        """The first sample of a frame of `count` samples, and how many to drop of its start.
+
+        Raises:
+            MediaError: there would be far more silence than audio.
+        """
+        if time is not None:
+            if self.start is None:
+                self.start = time - Fraction(self._at, self.rate)
+            due = (time - self.start) * self.rate
+            if abs(due - (self._at - self._surplus)) > _MAX_DRIFT_SECONDS * self.rate:
+                ahead = round(due) - self._at
+                self._at, self._surplus = self._at + max(ahead, 0), max(-ahead, 0)
+        self._decoded += count
+        if self._at > _MAX_SILENCE * self._decoded + _FREE_SILENCE_SECONDS * self.rate:
+            expected = f"at most {_MAX_SILENCE} times the {self._decoded} that its packets hold"
+            raise MediaError("<video>", f"found audio of {self._at} samples, expected {expected}")
+        first, dropped = self._at, min(self._surplus, count)
+        self._surplus -= dropped
+        self._at += count - dropped
+        return first, dropped
 
 
-def _opus_length(packet: Packet[Any]) -> int:
-    """Samples of an Opus packet (RFC 6716, section 3.1)."""
-    data = bytes(memoryview(packet)[:2])
-    code = data[0] & 3
-    count = {0: 1, 1: 2, 2: 2}.get(code, data[1] & 63 if len(data) > 1 else 0)
-    return min(count * _OPUS_FRAMES[data[0] >> 3], _LONGEST_OPUS)
+def _time_of(frame: AudioFrame, stream: AudioStream) -> Fraction | None:
+    """Presentation time of a frame in seconds; None without one."""
+    if frame.pts is None:
+        return None
+    return seconds_of(frame.pts, time_base_of(frame.time_base or stream.time_base))
 
 
-def _tolerance(tick: Fraction) -> Fraction:
-    """Seconds by which times that are rounded to ticks may be off."""
-    return max(2 * tick, Fraction(1, 200))
+def sound_frames(container: InputContainer, stream: AudioStream, content_type: str) -> Iterator[AudioFrame]:
+    """The decoded frames of a stream that have samples, in their order, as FFmpeg's command line decodes them.
+
+    Args:
+        container: an open file.
+        stream: one of its streams.
+        content_type: MIME type of the container.
+
+    Raises:
+        MediaError: a packet is truncated or fails its checksum; FFmpeg's own errors pass, for `open_media` to convert.
+    """
+    from av.audio.frame import AudioFrame
+
+    if stream.codec_context.name in _HAS_CHECKSUM:
+        stream.codec_context.options = {**stream.codec_context.options, "err_detect": "crccheck+explode"}
+    for packet in container.demux(stream):
+        if stream.codec_context.name == "gsm_ms" and packet.size in range(1, _GSM_BLOCK):
+            continue  # the byte that makes the size of a WAV's samples even
+        if packet.is_corrupt and content_type not in _MARKS_WHOLE_PACKETS:
+            raise MediaError("<video>", "found a packet that is truncated or fails its checksum, expected a whole one")
+        for frame in packet.decode():
+            if isinstance(frame, AudioFrame) and frame.samples:
+                yield frame
 
 
 def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> npt.NDArray[np.float32]:
-    """Decode the audio, each packet at its presentation time, with silence in gaps.
+    """Decode the audio: its samples one after the other, but silence in a hole of more than a tenth of a second.
 
     Args:
         data: the file's bytes.
@@ -178,66 +220,67 @@ def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> n
         stop: sample to stop before, at the file's rate; None for all.
 
     Returns:
-        (min(stop, num_samples), channels) float32 in [-1, 1]; a lossy codec's overshoots are clipped.
+        (n, channels) float32 in [-1, 1], n up to the least of `stop` and `num_samples`; a lossy codec's overshoots are
+        clipped.
 
     Raises:
         MediaError: the file is damaged, or changes its rate or channels.
     """
     count = index.num_samples if stop is None else min(stop, index.num_samples)
-    sound = np.zeros((count, index.channels), dtype=np.float32)
+    sound = np.zeros((min(count, _FIRST_SAMPLES // index.channels), index.channels), dtype=np.float32)
+    end = 0
     for at, samples in _placed(data, index, count):
-        np.clip(samples, -1.0, 1.0, out=sound[at : at + len(samples)])
-    return sound
+        end = at + len(samples)
+        if end > len(sound):  # the array grows with what decodes: a few bytes can claim hours
+            sound.resize((min(count, max(end, 2 * len(sound))), index.channels), refcheck=False)
+        np.clip(samples, -1.0, 1.0, out=sound[at:end])
+    return sound[:end]
 
 
-def check_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> None:
-    """Raise what `read_sound` would, without keeping what decodes."""
-    for _ in _placed(data, index, index.num_samples if stop is None else min(stop, index.num_samples)):
-        pass
+def check_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> int:
+    """Raise what `read_sound` would, without keeping what decodes; returns its number of samples."""
+    end = 0
+    for at, samples in _placed(data, index, index.num_samples if stop is None else min(stop, index.num_samples)):
+        end = at + len(samples)
+    return end
 
 
 def _placed(data: Buffer, index: SoundIndex, count: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
     """The first sample and the (n, channels) samples of each frame that has some before `count`."""
-    with open_media(data) as (container, _):
+    with open_media(data) as (container, content_type):
         stream = audio_stream_of(container, index.track - 1 if index.track else FIRST_TRACK)
         if stream is None:
             raise MediaError("<video>", "found no audio stream, expected the one that was indexed")
-        tick = time_base_of(stream.time_base)
-        # Times are rounded to ticks: audio continues without a gap until it is off by more than rounding.
-        tolerance = _tolerance(tick) * index.sample_rate
-        at = 0
-        for frame in container.decode(stream):
+        line = _Line(index.sample_rate)
+        for frame in sound_frames(container, stream, content_type):
             if (frame.sample_rate, frame.layout.nb_channels) != (index.sample_rate, index.channels):
                 found = f"{frame.layout.nb_channels} channels at {frame.sample_rate} Hz"
                 raise MediaError(
                     "<video>", f"found {found} midway, expected {index.channels} at {index.sample_rate} Hz"
                 )
-            if frame.pts is not None:
-                due = (seconds_of(frame.pts, frame.time_base or tick) - index.start) * index.sample_rate
-                if abs(due - at) > tolerance:
-                    at = round(due)
+            at, dropped = line.place(_time_of(frame, stream), frame.samples)
             if at >= count:
                 break
-            samples = samples_of_frame(frame)
-            first, last = max(at, 0), min(at + len(samples), count)
-            if first < last:
-                piece = samples[first - at : last - at]
-                if not np.isfinite(piece).all():
-                    raise MediaError("<video>", "found samples that are infinite or NaN, expected finite ones")
-                yield first, piece
-            at += len(samples)
+            if dropped < frame.samples:
+                yield at, samples_of_frame(frame)[dropped : dropped + count - at]
 
 
 def samples_of_frame(frame: AudioFrame) -> npt.NDArray[np.float32]:
-    """(samples, channels) float32 of a frame of any layout."""
-    raw: npt.NDArray[Any] = frame.to_ndarray()
-    packed = raw.T if frame.format.is_planar else raw.reshape(-1, frame.layout.nb_channels)
-    kind = frame.format.packed.name
-    scales = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "flt": 1.0, "dbl": 1.0}
-    if kind not in scales:
-        raise MediaError("<video>", f"found samples of format {kind}, expected one of {', '.join(scales)}")
+    """(samples, channels) float32 of a frame of any layout; `MediaError` if one is infinite or NaN."""
+    kind, channels = frame.format.packed.name, frame.layout.nb_channels
+    if kind not in _SAMPLES:
+        raise MediaError("<video>", f"found samples of format {kind}, expected one of {', '.join(_SAMPLES)}")
+    dtype, scale = _SAMPLES[kind]
+    # Not by `to_ndarray`: of eight planes it reads a ninth, which there is not.
+    planes = frame.planes[: channels if frame.format.is_planar else 1]
+    count = frame.samples * channels // len(planes)
+    raw = [np.frombuffer(memoryview(plane), dtype, count) for plane in planes]
+    packed: npt.NDArray[Any] = np.stack(raw, axis=1) if frame.format.is_planar else raw[0].reshape(-1, channels)
     values: npt.NDArray[Any] = packed.astype(np.float64 if kind in ("s32", "dbl") else np.float32)
-    return ((values - (128 if kind == "u8" else 0)) / scales[kind]).astype(np.float32)
+    samples = ((values - (128 if kind == "u8" else 0)) / scale).astype(np.float32)
+    if not np.isfinite(samples).all():
+        raise MediaError("<video>", "found samples that are infinite or NaN, expected finite ones")
+    return samples
 
 
 def resample(samples: npt.NDArray[np.float32], rate: int, target: int) -> npt.NDArray[np.float32]:

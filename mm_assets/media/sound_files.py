@@ -8,6 +8,7 @@ that needs a package that is not installed raises `MissingExtraError`.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -59,13 +60,25 @@ _PCM_BYTES = {"PCM_U8": 1, "PCM_S8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "
 _FLOAT_BYTES = {"FLOAT": 4, "DOUBLE": 8}
 _BY_AV = ("mp4", "aac", "ac3", "matroska", "wavpack", "asf", "amr")
 _OGG_BY_AV = (b"\x7fFLAC", b"Speex   ")
-_HAS_CHECKSUM = ("flac", "ac3", "eac3", "wavpack")  # codecs of FFmpeg that compare one where they are asked to
 _HAS_EXTENT = ("wav", "aiff", "au", "caf", "w64")
 _DEMUXERS = {"mp4": "mov", "matroska": "matroska", "asf": "asf", "ogg": "ogg"}  # FFmpeg's names
 _SNDFILE = {"WAV": "wav", "WAVEX": "wav", "RF64": "wav", "AIFF": "aiff", "AU": "au", "CAF": "caf", "W64": "w64"}
 _SNDFILE |= {"FLAC": "flac", "OGG": "ogg"}  # libsndfile's name of a format: its codec
 _WAV_FORMATS = (b"\1\0", b"\2\0", b"\3\0", b"\6\0", b"\7\0", b"\x11\0", b"\x31\0")  # PCM, float, ADPCM, GSM
 _OTHER_MAGIC = (b"fLaC", b"OggS", b"FORM", b".snd", b"dns.", b"caff", b"riff")
+_BLOCK_SUBTYPES = ("GSM610", "MS_ADPCM", "IMA_ADPCM")
+_GSM_BLOCK = 65  # bytes
+_VORBIS_ORDER = {  # the channels of Vorbis and Opus, in the order of WAV: left, right, center, low, back, side
+    3: (0, 2, 1),
+    5: (0, 2, 1, 3, 4),
+    6: (0, 2, 1, 5, 3, 4),
+    7: (0, 2, 1, 6, 5, 3, 4),
+    8: (0, 2, 1, 7, 5, 6, 3, 4),
+}
+_OPUS_FRAMES = (*(480, 960, 1920, 2880) * 3, *(480, 960) * 2, *(120, 240, 480, 960) * 4)  # samples by configuration
+_IMAGE_CODECS = ("mjpeg", "png", "bmp", "gif", "webp", "tiff")  # of covers and of chapters' images
+_LAST_PAGE = 4  # flag of an Ogg page
+_MAX_FRAMES = 1 << 48  # more than any file has
 _BLOCK = 1 << 17  # samples of all channels, that libsndfile decodes at a time
 _FINE = 4096  # samples per channel, where the end of what decodes is looked for
 _UNSUPPORTED = 4  # libsndfile's code of a known container with an encoding that it does not read
@@ -102,7 +115,8 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
     Args:
         data: the file's bytes.
         codec: of the file.
-        length: samples per channel, for a FLAC whose header has no length.
+        length: samples per channel by the file's record, for a FLAC whose header has no length, and for a WAV in
+            blocks, of which earlier releases recorded more.
         whole: refuse a file that is truncated or damaged by its own structure; else read what is there.
 
     Raises:
@@ -115,6 +129,13 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
         except _UnsupportedError:
             sound = stack.enter_context(_open_av(view, codec))
         except MediaError:
+            is_wav = codec == "wav" and bytes(view[:4]) in (b"RIFF", b"RF64")
+            if is_wav and bytes(view[20:22]) not in _WAV_FORMATS:  # one that libsndfile does not know
+                sound = stack.enter_context(_open_av(view, codec))
+                if whole:
+                    _check_whole(view, codec, sound)
+                yield sound
+                return
             if whole:  # a file that is truncated early is not opened, and the decoder's words do not say why
                 _check_whole(view, codec, None)
             raise
@@ -125,7 +146,8 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
 
 def _opener(view: memoryview, codec: str, length: int) -> AbstractContextManager[OpenAudio]:
     packet = 27 + view[26] if codec == "ogg" and len(view) > 26 else 0  # the first one, which names Ogg's codec
-    if codec in _BY_AV or bytes(view[packet : packet + 8]).startswith(_OGG_BY_AV):
+    head = bytes(view[packet : packet + 8])
+    if codec in _BY_AV or head.startswith(_OGG_BY_AV) or (head == b"OpusHead" and _has_opus_holes(view)):
         return _open_av(view, codec)
     return _open_sndfile(view, codec, length)
 
@@ -214,32 +236,94 @@ def _open_sndfile(view: memoryview, codec: str, length: int) -> Iterator[OpenAud
     with optional_import("soundfile", "reading an audio file"):
         import soundfile
     del soundfile
-    kind, file, known = codec, view, None
+    kind, file = codec, view
     if codec == "wav" and (body := _mpeg_in_wav(view)) is not None:
         kind, file = "mp3", body
     if kind == "mp3":
         yield from _open_mp3(file)
         return
     if codec == "flac":
-        file, known = memoryview(flac.with_known_length(view, length)), length or None
+        file = memoryview(flac.with_known_length(view, length))
     elif kind == "wav":
         file = memoryview(wav_with_size(view))
     with _opened(file, codec) as sound:
         if _SNDFILE.get(sound.format, codec) != codec:  # it opens whatever it knows
             raise MediaError("<audio>", f"found {sound.format}, expected {codec}")
-        count = int(sound.frames) if known is None else known
+        count = int(sound.frames)
         bytes_each = _PCM_BYTES.get(sound.subtype) if codec not in ("flac", "ogg") else None
         if bytes_each is not None and (extent := extent_of(view, codec)) is not None:
             # libsndfile takes what follows the samples of a W64 for more of them.
             count = min(count, extent.claimed // (bytes_each * int(sound.channels)))
+        if codec == "wav" and str(sound.subtype) in _BLOCK_SUBTYPES:
+            count = _coded_length(view, int(sound.frames), length)
+        is_ogg = codec == "ogg"
+        blocks = _blocks_of(sound, file, codec, _MAX_FRAMES if is_ogg else count)
         yield OpenAudio(
             sample_rate=int(sound.samplerate),
             channels=int(sound.channels),
-            num_frames=max(0, count),
+            num_frames=None if is_ogg else max(0, count),  # the times of an Ogg's pages may have holes
             subtype=str(sound.subtype),
-            blocks=_blocks_of(sound, file, codec, count),
+            blocks=_in_wav_order(blocks, int(sound.channels)) if is_ogg else blocks,
+            claimed_seconds=count / int(sound.samplerate) if is_ogg else None,
             is_plain=bytes_each is not None,
         )
+
+
+def _coded_length(view: memoryview, decoded: int, length: int) -> int:
+    """Samples per channel of a WAV in blocks of many samples: the chunk ``fact`` says how many the last one has.
+
+    Args:
+        view: the file.
+        decoded: samples that libsndfile makes of its blocks.
+        length: of the file's record, or 0; earlier releases recorded what `decoded` was.
+    """
+    wav = wav_chunks(view)
+    if wav is None or not wav.samples_per_block:
+        return decoded
+    there = len(view) - wav.samples_at
+    size = there if wav.samples_size is None else min(there, wav.samples_size)
+    if wav.block_size == _GSM_BLOCK:  # libsndfile counts a byte that makes the size even as one more block
+        count = min(decoded, size // wav.block_size * wav.samples_per_block)
+    else:
+        count = decoded
+    # A number that the last block does not hold is not that of this file.
+    exact = wav.num_samples if count - wav.samples_per_block < wav.num_samples <= count else count
+    return length if exact < length <= decoded else exact
+
+
+def _in_wav_order(
+    blocks: Callable[[str], Iterator[npt.NDArray[Any]]], channels: int
+) -> Callable[[str], Iterator[npt.NDArray[Any]]]:
+    """The blocks of an Ogg with its channels in the order of every other format."""
+    order = _VORBIS_ORDER.get(channels)
+    if order is None:
+        return blocks
+    return lambda dtype: (block[:, order] for block in blocks(dtype))
+
+
+def _has_opus_holes(view: memoryview) -> bool:
+    """Whether an Opus in Ogg has pages whose time is not that of their packets: libsndfile refuses such files."""
+    at, last, length, is_whole = 0, 0, 0, True
+    while at + 27 <= len(view) and bytes(view[at : at + 4]) == b"OggS":
+        flags, time = struct.unpack_from("<Bq", view, at + 5)
+        lacing = bytes(view[at + 27 : at + 27 + view[at + 26]])
+        at, total = at + 27 + len(lacing), 0
+        for size in lacing:
+            if is_whole and at + 2 <= len(view):
+                length = _opus_length(bytes(view[at : at + 2]))
+            at, is_whole = at + size, size < 255
+            total += length if is_whole else 0
+        is_cut = flags & _LAST_PAGE and time - last < total  # padding at the end
+        if last and time > 0 and time - last != total and not is_cut:
+            return True
+        last = max(last, time)  # 0 on the pages before the first with audio, -1 where no packet ends
+    return False
+
+
+def _opus_length(head: bytes) -> int:
+    """Samples at 48 kHz of an Opus packet, by its first two bytes (RFC 6716, section 3.1)."""
+    code = head[0] & 3
+    return (1, 2, 2, head[1] & 63)[code] * _OPUS_FRAMES[head[0] >> 3]
 
 
 class _File:
@@ -443,10 +527,12 @@ def _opened_mp3(stack: ExitStack, file: memoryview, run: FrameRun) -> tuple[Any,
 @contextmanager
 def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
     from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
-    from mm_assets.media.video import audio_stream_of, open_media, video_stream_of
+    from mm_assets.media.video import audio_stream_of, open_media
 
     with open_media(view) as (container, _):
-        if video_stream_of(container) is not None:
+        has_video = _has_moving_pictures(container)
+    with open_media(view) as (container, content_type):
+        if has_video:
             raise MediaError("<audio>", f"{codec} file has video, expected audio alone (a clip field takes it)")
         stream = audio_stream_of(container)
         if stream is None:
@@ -454,7 +540,7 @@ def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
         name = stream.codec_context.name.upper()
         # The other demuxers guess the duration from the size of the file.
         seconds = _duration(container) if codec in ("mp4", "matroska", "wavpack") else None
-        first = next(_av_blocks(container, codec), None)
+        first = next(_av_blocks(container, codec, content_type), None)
         if first is None:
             raise MediaError("<audio>", f"{codec} file has no samples, expected at least one")
         facts = first[:2]
@@ -462,8 +548,8 @@ def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
         raise MediaError("<audio>", f"{codec} has {facts[1]} channels at {facts[0]} Hz")
 
     def blocks(dtype: str) -> Iterator[npt.NDArray[Any]]:
-        with open_media(view) as (container, _):
-            for rate, channels, samples in _av_blocks(container, codec):
+        with open_media(view) as (container, content_type):
+            for rate, channels, samples in _av_blocks(container, codec, content_type):
                 if (rate, channels) != facts:
                     found = f"{channels} channels at {rate} Hz"
                     raise MediaError(
@@ -481,31 +567,46 @@ def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
     )
 
 
-def _av_blocks(container: InputContainer, codec: str) -> Iterator[tuple[int, int, npt.NDArray[np.float32]]]:
-    """Rate, channels and samples of each decoded frame, without gaps between them, as FFmpeg's command line does."""
-    from av.audio.frame import AudioFrame
+def _has_moving_pictures(container: InputContainer) -> bool:
+    """Whether a file has video: not cover pictures, also as a track of one frame, nor images of chapters.
 
-    from mm_assets.media.sound import samples_of_frame
+    Images change less than once a second, as those of an audiobook's chapters do. Packets are read, not decoded.
+    """
+    from av.stream import Disposition
+
+    tracks = [one for one in container.streams.video if not one.disposition & Disposition.attached_pic]
+    if not tracks:
+        return False
+    seconds = _duration(container) or 0
+    counts = dict.fromkeys((track.index for track in tracks), 0)
+    for packet in container.demux(tracks):
+        counts[packet.stream.index] += bool(packet.size)
+    return any(
+        counts[track.index] > (max(1, seconds) if track.codec_context.name in _IMAGE_CODECS else 1)
+        for track in tracks
+        if track.codec_context is not None
+    )
+
+
+def _av_blocks(
+    container: InputContainer, codec: str, content_type: str
+) -> Iterator[tuple[int, int, npt.NDArray[np.float32]]]:
+    """Rate, channels and samples of each decoded frame, without gaps between them, as FFmpeg's command line does."""
+    from mm_assets.media.sound import samples_of_frame, sound_frames
     from mm_assets.media.video import audio_stream_of
 
     stream = audio_stream_of(container)
     if stream is None:
         return
-    if stream.codec_context.name in _HAS_CHECKSUM:
-        stream.codec_context.options = {**stream.codec_context.options, "err_detect": "crccheck+explode"}
-    for packet in container.demux(stream):
-        if packet.is_corrupt:
-            raise MediaError("<audio>", f"{codec} has a packet that is truncated or fails its checksum")
-        for frame in packet.decode():
-            if isinstance(frame, AudioFrame) and frame.samples:
-                samples = samples_of_frame(frame)
-                if not np.isfinite(samples).all():
-                    raise MediaError("<audio>", f"{codec} has samples that are infinite or NaN, expected finite ones")
-                yield frame.sample_rate, frame.layout.nb_channels, samples
+    try:
+        for frame in sound_frames(container, stream, content_type):
+            yield frame.sample_rate, frame.layout.nb_channels, samples_of_frame(frame)
+    except MediaError as error:
+        raise MediaError("<audio>", f"{codec}: {error.reason}") from error
 
 
 def _duration(container: InputContainer) -> float | None:
-    stream = next(iter(container.streams.audio))
-    if stream.duration and stream.time_base:
+    stream = next(iter(container.streams.audio), None)
+    if stream is not None and stream.duration and stream.time_base:
         return float(stream.duration * stream.time_base)
     return container.duration / 1_000_000 if container.duration else None

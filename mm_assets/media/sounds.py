@@ -55,7 +55,9 @@ _WAV_SUBTYPES = {  # (format, bits) -> (libsndfile's name)
 }
 
 
-def probe_audio(data: Buffer, *, size: int | None = None, max_frames: int = DEFAULT_MAX_COUNTED) -> AudioInfo:
+def probe_audio(
+    data: Buffer, *, size: int | None = None, max_frames: int = DEFAULT_MAX_COUNTED, exact: bool = False
+) -> AudioInfo:
     """Read an audio file's header.
 
     Args:
@@ -65,6 +67,7 @@ def probe_audio(data: Buffer, *, size: int | None = None, max_frames: int = DEFA
         size: bytes of the whole file, if `data` is only its head. A WAV that is shorter than its header says has the
             existing frames.
         max_frames: samples per channel that are counted at most by decoding; more are not, and the count is larger.
+        exact: count the samples of an Ogg by decoding it: the times of its pages may have holes.
 
     Raises:
         MediaError: bytes that are not an audio file, or a header that is damaged or truncated.
@@ -81,7 +84,7 @@ def probe_audio(data: Buffer, *, size: int | None = None, max_frames: int = DEFA
     elif content_type == "audio/flac":
         info = _probe_flac(head, start, file_size)
     elif content_type in CODEC_OF_TYPE:
-        info = _probe_opened(head, CODEC_OF_TYPE[content_type], max_frames)
+        info = _probe_opened(head, CODEC_OF_TYPE[content_type], max_frames, exact=exact)
     else:
         found = content_type or f"unknown bytes {bytes(head.view[:8])!r}"
         raise head.fail(f"is not readable audio: found {found}, expected an audio file such as WAV, FLAC, Ogg or MP3")
@@ -130,18 +133,20 @@ def _probe_flac(head: HeaderReader, start: int, file_size: int) -> AudioInfo:
     )
 
 
-def _probe_opened(head: HeaderReader, codec: str, max_frames: int) -> AudioInfo:
+def _probe_opened(head: HeaderReader, codec: str, max_frames: int, *, exact: bool = True) -> AudioInfo:
     """The facts of an opened file; where decoding alone determines its length, its samples are counted."""
     try:
-        return _counted(head.view, codec, max_frames)
+        return _counted(head.view, codec, max_frames, exact)
     except MediaError:
         with open_audio(head.view, codec):  # the structure of a damaged file says more than its decoder
             raise
 
 
-def _counted(view: memoryview, codec: str, max_frames: int) -> AudioInfo:
+def _counted(view: memoryview, codec: str, max_frames: int, exact: bool) -> AudioInfo:
     with open_audio(view, codec, whole=False) as sound:
         count = sound.num_frames
+        if codec == "ogg" and not exact and sound.claimed_seconds:
+            count = round(sound.claimed_seconds * sound.sample_rate)
         if count is None:
             count = 0
             for block in sound.blocks("float32"):

@@ -120,7 +120,7 @@ class Timing:
         frame_rate: frames per second; None without video.
         sample_rate: Hz; 0 where there is no audio.
         num_audio_samples: per channel.
-        audio_offset_samples: added to every boundary; positive if the audio is late.
+        audio_offset_samples: how much later than frame 0 the audio starts; negative if it starts earlier.
         truncated: whether the clip was truncated when it was encoded.
     """
 
@@ -153,7 +153,7 @@ class Timing:
             indices: (K,) frames.
 
         Returns:
-            (K, 2) int64: `frame_boundaries` of i and i + 1 plus the offset, clipped to 0..num_audio_samples; zeros
+            (K, 2) int64: `frame_boundaries` of i and i + 1 less the offset, clipped to 0..num_audio_samples; zeros
             without audio.
 
         Raises:
@@ -163,7 +163,7 @@ class Timing:
         if self.frame_rate is None or self.sample_rate == 0:
             return np.zeros((len(frames), 2), dtype=np.int64)
         both = np.stack([frames, frames + 1], axis=1)
-        exact = frame_boundaries(both, self.frame_rate, self.sample_rate) + np.int64(self.audio_offset_samples)
+        exact = frame_boundaries(both, self.frame_rate, self.sample_rate) - np.int64(self.audio_offset_samples)
         return np.asarray(np.clip(exact, 0, self.num_audio_samples), dtype=np.int64)
 
     def frame_times(self, indices: npt.ArrayLike) -> npt.NDArray[np.float64]:

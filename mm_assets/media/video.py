@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mm_assets.errors import MediaError, optional_import
-from mm_assets.media.container_damage import find_damage
+from mm_assets.media.container_damage import find_damage, without_tail
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.header import size_of_id3
 from mm_assets.media.mp4 import check_sample_tables
@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 DEFAULT_MAX_PIXELS = 8192 * 8192  # of one frame: twice as many as 8K
+_MAX_CLAIMED_PIXELS = 2**28  # that a decoder makes tables for, to say that a limit is exceeded
 MAX_TICKS = 2**53  # a later presentation time is hostile: sums and products of times stay within 64 bits
 FIRST_TRACK = -1  # of audio: the first that has a decoder
 MAX_STREAMS = 64
@@ -180,13 +181,14 @@ def _check_index(view: memoryview) -> None:
 
 @contextmanager
 def open_media(
-    data: Buffer | RangedFile, *, max_pixels: int = DEFAULT_MAX_PIXELS
+    data: Buffer | RangedFile, *, max_pixels: int = DEFAULT_MAX_PIXELS, decodes: bool = True
 ) -> Iterator[tuple[InputContainer, str]]:
     """Open bytes with the demuxer of their type; errors of FFmpeg in the block become `MediaError`.
 
     Args:
         data: the whole file, or one that is read as the demuxer asks: its own limits are for it.
         max_pixels: of a frame.
+        decodes: whether frames may be decoded, as FFmpeg does to find out about a file.
 
     Yields:
         The container and its MIME type.
@@ -207,10 +209,14 @@ def open_media(
         _check_index(view)
     # The decoders' options are needed here too: FFmpeg decodes while it opens a file.
     options = {"max_pixels": str(max_pixels), "max_samples": _MAX_SAMPLES, "threads": "1"}
+    if not decodes:
+        options["skip_frame"] = "all"
     limits = {"max_streams": str(MAX_STREAMS), "protocol_whitelist": "none"}
     if demuxer == "avi":
         limits["use_odml"] = "0"  # its indices can refer to each other, and so have entries without end
     rest = _without_tags(view)
+    if ranged is None:
+        rest = without_tail(rest, demuxer)
     file: _Reader | RangedFile = _Reader(rest)
     if ranged is not None:
         ranged.start = len(view) - len(rest)
@@ -254,7 +260,8 @@ def video_stream_of(container: InputContainer, max_pixels: int = DEFAULT_MAX_PIX
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
             # `open_media` limits FFmpeg's own probe of the file, and this the decoder that PyAV opens.
-            options = {"max_pixels": str(max_pixels)}
+            # Unaligned: frames have the size in the header also if they are cropped at the left by a few columns.
+            options = {"max_pixels": str(max_pixels), "flags": "+unaligned"}
             if stream.codec_context.name == "mjpeg":
                 options["err_detect"] = "explode"  # else what a damaged picture lacks is left from another one
             stream.codec_context.options = options
@@ -354,8 +361,11 @@ def _index(data: Buffer, damage: str | None, max_pixels: int) -> tuple[FrameInde
         if stream is None:
             return None
         height, width = stream.codec_context.height, stream.codec_context.width
-        if min(height, width) < 1 or height * width > max_pixels:
-            raise MediaError("<video>", f"found frames of {height} x {width}, expected 1 to {max_pixels} pixels")
+        if min(height, width) < 1:
+            height, width = _size_beyond_limit(data)
+        if height * width > max_pixels:
+            reason = f"found frames of {height} x {width}, expected at most {max_pixels} pixels (max_pixels)"
+            raise MediaError("<video>", reason, setting="max_pixels")
         time_base = time_base_of(stream.time_base)
         hints = [rate for rate in (stream.guessed_rate, stream.average_rate, stream.base_rate) if rate]
         repeats = stream.codec_context.name == "theora"  # an empty packet shows the frame before again
@@ -398,6 +408,16 @@ def _index(data: Buffer, damage: str | None, max_pixels: int) -> tuple[FrameInde
             found = f"found {len(pts)} frames with {len(set(pts))} times"
             raise MediaError("<video>", f"{found}, expected one for each: streams were joined without new times")
     return _frame_index(pts, keys, end, time_base, hints), height, width
+
+
+def _size_beyond_limit(data: Buffer) -> tuple[int, int]:
+    """Height and width of frames that FFmpeg's decoder refuses for their size, without decoding any."""
+    with open_media(data, max_pixels=_MAX_CLAIMED_PIXELS, decodes=False) as (container, _):
+        stream = video_stream_of(container)
+        height, width = (0, 0) if stream is None else (stream.codec_context.height, stream.codec_context.width)
+    if min(height, width) < 1:
+        raise MediaError("<video>", f"found frames of {height} x {width}, expected 1 pixel or more")
+    return height, width
 
 
 def damage_of(data: Buffer) -> str | None:

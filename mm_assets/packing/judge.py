@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from mm_assets.errors import EncodeError, FormatError, MediaError, MissingExtraError, SourceError
+from mm_assets.errors import EncodeError, FormatError, LimitError, MediaError, MissingExtraError, SourceError
 from mm_assets.fields import AudioField, DepthField, Encoded, Field, ImageField, SyncedVideoAudioField
 from mm_assets.fields.base import PAYLOAD
 from mm_assets.media.content_types import Buffer
@@ -214,7 +214,7 @@ class Judge:
 
     def _left_of(self, rows: BlockRows, placement: Placement, may_be_large: bool) -> _Left:
         refused = [
-            (row, reason, placement.unfit[row][1] if row in placement.unfit else None)
+            (row, reason, placement.unfit[row].detail if row in placement.unfit else None)
             for row, reason in sorted(placement.refused.items())
             if row in self._numbers
         ]
@@ -337,8 +337,9 @@ class Judge:
         rest = () if placer.rest is None else placement.items.get(placer.rest, ())
         homeless = {item.row for item in rest} | placement.refused.keys()
         for row in sorted(homeless & placement.unfit.keys()):
-            if row not in block.faults and block.is_media(row):
-                for found in self._refused(block, row, *placement.unfit[row]):
+            unfit = placement.unfit[row]
+            if row not in block.faults and block.is_media(row) and not unfit.is_limit:
+                for found in self._refused(block, row, unfit.modality, unfit.detail):
                     refused.add(row)
                     yield found
         for taker, items in sorted(placement.items.items()) if self._full else ():
@@ -364,7 +365,8 @@ class Judge:
         try:
             alone = self._placer.alone(taker, block.rows, row)
         except EncodeError as error:
-            yield {row: _Fault(modality, str(error))}
+            if not isinstance(error, LimitError):
+                yield {row: _Fault(modality, str(error))}
             return
         if alone is not None and self._full and (taker, row) not in block.passed:
             yield _task(taker, [row], self._placer.fields[taker], alone)
@@ -390,7 +392,7 @@ class Judge:
                 alone = self._placer.alone(task.taker, block.rows, row)
                 wrong = None if alone is None else _undecoded(made, alone)
             except EncodeError as error:
-                wrong = str(error)
+                wrong = None if isinstance(error, LimitError) else str(error)
             if wrong is None:
                 passed.append((task.taker, row))
             else:
@@ -421,9 +423,11 @@ def _task(taker: int, rows: Iterable[int], made: Field, payload: Encoded) -> _Ta
 
 
 def _undecoded(made: Field, payload: Encoded) -> str | None:
-    """What a field finds wrong with a payload, or None."""
+    """What a field finds wrong with a payload, or None; that it is too large for a setting of its reader is not."""
     try:
         made.check_decodable(*payload)
+    except LimitError:
+        return None
     except FormatError as error:
         return str(error).removeprefix(f"{PAYLOAD}: ")
     return None
@@ -435,6 +439,8 @@ def _unread(content: Buffer, readers: Iterable[Field]) -> str | None:
     for made in readers:
         try:
             wrong.append(_undecoded(made, made.encode(content)))
+        except LimitError:
+            return None
         except EncodeError as error:
             wrong.append(str(error))
         if wrong[-1] is None:

@@ -67,7 +67,8 @@ class PackSummary:
             self.num_present[placer.names[placer.listing]] += 1
         if placer.rest is not None:
             self.num_rest += len(placement.items.get(placer.rest, ()))
-        refused = [*placement.unfit.values(), *((placer.names[n], detail) for n, detail in placement.without.items())]
+        refused = [(unfit.modality, unfit.detail) for unfit in placement.unfit.values()]
+        refused += [(placer.names[n], detail) for n, detail in placement.without.items()]
         for name, detail in refused:
             self.num_refused[name] += 1
             self.first_refusals.setdefault(name, f"sample {sample_id!r}: {detail}")
@@ -193,7 +194,7 @@ def listing_json(rows: BlockRows, placement: Placement, placer: Placer) -> bytes
         if part:
             entry["part"] = part
         if row in placement.unfit and taker == placer.rest:
-            entry["refused_by"] = placement.unfit[row][0]
+            entry["refused_by"] = placement.unfit[row].modality
         if rows.frame[row] is not None:
             entry["frame"] = rows.frame[row]
         listed.append(entry)

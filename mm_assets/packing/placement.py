@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from mm_assets.errors import EncodeError, SchemaMismatchError
+from mm_assets.errors import EncodeError, LimitError, SchemaMismatchError
 from mm_assets.fields import Encoded, Field
 from mm_assets.json_text import parse_json
 from mm_assets.packing.plan import VALUE_TAKES, PackPlan, RowName, Selector, row_name
@@ -27,7 +27,7 @@ from mm_assets.rows.columns import content_views, views
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 
-__all__ = ["BlockRows", "Placed", "Placement", "Placer"]
+__all__ = ["BlockRows", "Placed", "Placement", "Placer", "Unfit"]
 
 MAX_REMEMBERED = (
     10_000  # kinds of row whose takers are cached; with dots in member names every row may be a kind of its own
@@ -117,6 +117,20 @@ class Placed(NamedTuple):
     part: str = ""
 
 
+class Unfit(NamedTuple):
+    """Why a row does not go to a packed modality.
+
+    Attributes:
+        modality: name of the packed modality.
+        detail: its field's message.
+        is_limit: whether only a setting's limit refuses the row, which says nothing against its content.
+    """
+
+    modality: str
+    detail: str
+    is_limit: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class Placement:
     """Where the rows of one sample go; not frozen, since there is one for each sample.
@@ -128,7 +142,7 @@ class Placement:
             is under the plan's metadata, if it has JSON.
         values: for each modality that is made of the sample's JSON or a column, or that is a composite: its value.
         refused: rows that go nowhere, with the reason. A refused metadata row means its sample.
-        unfit: rows that a field refused, wherever they went instead, with the name of its modality and its message.
+        unfit: rows that a field refused, wherever they went instead, and why.
         without: modalities without a value of the JSON or a column that their field refused, where the plan allows
             that, with the field's message.
         encoded: for each modality in `values`, its payload; only where the placer encodes.
@@ -140,7 +154,7 @@ class Placement:
     items: dict[int, list[Placed]] = dataclass_field(default_factory=dict)
     values: dict[int, Any] = dataclass_field(default_factory=dict)
     refused: dict[int, str] = dataclass_field(default_factory=dict)
-    unfit: dict[int, tuple[str, str]] = dataclass_field(default_factory=dict)
+    unfit: dict[int, Unfit] = dataclass_field(default_factory=dict)
     without: dict[int, str] = dataclass_field(default_factory=dict)
     encoded: dict[int, Encoded] = dataclass_field(default_factory=dict)
     encoded_rows: dict[int, Encoded] = dataclass_field(default_factory=dict)
@@ -283,16 +297,16 @@ class Placer:
             try:
                 self._accept(self.fields[self.metadata], content, placement.encoded_rows, row)
             except EncodeError as error:
-                self._refuse_sample(sample, "unpackable_metadata", (self.names[self.metadata], str(error)))
+                self._refuse_sample(sample, "unpackable_metadata", self._unfit(self.metadata, error))
                 return
             placement.items[self.metadata] = [Placed(row, 0)]
         if self._reads_json:
             try:
                 sample.json = parse_json(str(content, "utf-8"))
             except ValueError as error:  # of a table that something else made
-                self._refuse_sample(sample, "unpackable_metadata", ("metadata", f"the JSON {error}"))
+                self._refuse_sample(sample, "unpackable_metadata", Unfit("metadata", f"the JSON {error}"))
 
-    def _refuse_sample(self, sample: _Sample, reason: str, unfit: tuple[str, str]) -> None:
+    def _refuse_sample(self, sample: _Sample, reason: str, unfit: Unfit) -> None:
         if sample.head is not None:
             sample.placement.refused.setdefault(sample.head, reason)
             sample.placement.unfit.setdefault(sample.head, unfit)
@@ -317,7 +331,7 @@ class Placer:
             refusal = self._refusal(taker, sample.rows, row, sample.placement)
             if refusal is not None:
                 sample.failed[row] = f"unpackable_{sample.rows.modality[row]}"
-                sample.placement.unfit[row] = (self.names[taker], refusal)
+                sample.placement.unfit[row] = refusal
                 continue
             sample.placement.items.setdefault(taker, []).append(placed)
             del sample.open_rows[row]
@@ -350,29 +364,30 @@ class Placer:
                     contents[part] = pairs
         if contents.keys() <= shared:
             return  # shared rows alone are not a value
-        reason = f"unpackable_{name}"
+        reason, unfit = f"unpackable_{name}", Unfit(name, "")
         missing = [key for key, part in made.PARTS.items() if part.needed and key not in contents]
         if missing:
             if not taken:
                 return  # the JSON alone is not a value yet
-            reason, detail = f"incomplete_{name}", f"there is no {' and no '.join(missing)}"
+            reason, unfit = f"incomplete_{name}", Unfit(name, f"there is no {' and no '.join(missing)}")
         else:
-            value, detail = self._assembled(taker, contents, sample.placement)
-            if value is not None:
+            value, refusal = self._assembled(taker, contents, sample.placement)
+            if refusal is None:
                 sample.placement.values[taker] = value
                 if taken:
                     sample.placement.items[taker] = taken
                 for placed in taken:
                     del sample.open_rows[placed.row]
                 return
+            unfit = refusal
         for placed in taken:
             sample.failed[placed.row] = reason
-            sample.placement.unfit[placed.row] = (name, detail)
+            sample.placement.unfit[placed.row] = unfit
         # A whole JSON may hold nothing for this modality; a value at a key that the plan names is meant for it.
         if not taken and any(parts[part].key for part in contents):
-            self._refuse_sample(sample, reason, (name, detail))
+            self._refuse_sample(sample, reason, unfit)
 
-    def _assembled(self, taker: int, contents: dict[str, Any], placement: Placement) -> tuple[Any, str]:
+    def _assembled(self, taker: int, contents: dict[str, Any], placement: Placement) -> tuple[Any, Unfit | None]:
         """The value of a composite, or None and why; without optional parts of the JSON that are refused."""
         made = self.fields[taker]
         lenient = [
@@ -383,17 +398,17 @@ class Placer:
         tries = [contents]
         if lenient and len(lenient) < len(contents):
             tries.append({part: content for part, content in contents.items() if part not in lenient})
-        refusal = ""
+        refusal: Unfit | None = None
         for given in tries:
             try:
                 value = made.assemble(given)
                 self._accept(made, value, placement.encoded, taker)
             except EncodeError as error:
-                refusal = refusal or str(error)
+                refusal = refusal or self._unfit(taker, error)
                 continue
-            if refusal:
-                placement.without[taker] = refusal
-            return value, ""
+            if refusal is not None:
+                placement.without[taker] = refusal.detail
+            return value, None
         return None, refusal
 
     def _place_value(self, sample: _Sample, taker: int, selector: Selector) -> None:
@@ -411,7 +426,7 @@ class Placer:
             if selector.on_refused == "absent":
                 sample.placement.without[taker] = str(error)
             else:
-                self._refuse_sample(sample, f"unpackable_{self.names[taker]}", (self.names[taker], str(error)))
+                self._refuse_sample(sample, f"unpackable_{self.names[taker]}", self._unfit(taker, error))
         else:
             sample.placement.values[taker] = value
 
@@ -426,17 +441,20 @@ class Placer:
             found = self._ranks[key] = [(number, part, rank) for number, part, rank in ranked if rank is not None]
         return found
 
-    def _refusal(self, taker: int, rows: BlockRows, row: int, placement: Placement) -> str | None:
+    def _refusal(self, taker: int, rows: BlockRows, row: int, placement: Placement) -> Unfit | None:
         """Why a field refuses a row's content, or None."""
         content = rows.content(row)
         if content is None:
-            return "there is no content"
+            return Unfit(self.names[taker], "there is no content")
         try:
             value = self.value(taker, rows.modality[row], content)
             self._accept(self._item_fields[taker], value, placement.encoded_rows, row)
         except EncodeError as error:
-            return str(error)
+            return self._unfit(taker, error)
         return None
+
+    def _unfit(self, taker: int, error: EncodeError) -> Unfit:
+        return Unfit(self.names[taker], str(error), isinstance(error, LimitError))
 
     def _accept(self, made: Field, value: Any, encoded: dict[int, Encoded], key: int) -> None:
         """Checks a value or, where payloads are needed, encodes it: doing both would read its header twice.

@@ -171,7 +171,8 @@ _ADVICE = {  # by stage and the start of reason and detail, the longest that fit
     f"{ROWS.name}/{REPAIRED_JSON}": "write null for a number that is missing, and Unicode without lone surrogates",
     f"{FILTERED_ROWS.name}/": "change or remove the filter if the row should stay",
     f"{FILTERED_ROWS.name}/materialize.": "make the source of the item readable, or on_materialize_error: keep",
-    f"{FILTERED_ROWS.name}/packable.": "repair the item, or give it a field in `pack` (docs/packing.md)",
+    f"{FILTERED_ROWS.name}/packable.": "repair the item, raise the limit that the message names, or give it a field in "
+    "`pack` (docs/packing.md)",
     f"{FILTERED_ROWS.name}/packable.not_materialized": "make what it names readable, or correct the name",
     f"{FILTERED_ROWS.name}/packable.not_selected": "give it a field in `pack` (docs/packing.md)",
     f"{FILTERED_ROWS.name}/packable.incomplete_": "add the part that is missing, or give it a field in `pack`",

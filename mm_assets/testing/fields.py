@@ -25,7 +25,7 @@ import pytest
 import mm_assets
 from mm_assets.dataset.manifest import FORMATS
 from mm_assets.display import KINDS, MAX_DATA, Content, value_item
-from mm_assets.errors import ConfigError, EncodeError, FormatError
+from mm_assets.errors import ConfigError, EncodeError, FormatError, LimitError
 from mm_assets.fields import FIELD_NAMES, FIELD_TYPES, Encoded, Field, field_from_config
 
 __all__ = ["FieldSuite", "damaged", "flipped", "same"]
@@ -159,13 +159,13 @@ class FieldSuite:
             self.field.decode_batch(records, [None])
 
     def test_damage_anywhere_is_noticed_or_harmless(self) -> None:
-        """With any byte flipped, removed or added, a payload decodes to some value or raises FormatError."""
+        """With any byte flipped, removed or added, a payload decodes, or raises FormatError or LimitError."""
         for value, _ in self.cases[:2]:
             metadata, data = self.field.encode(value)
             for broken_metadata, broken_data in damaged(bytes(metadata), bytes(data)):
                 try:
                     self.field.decode(broken_metadata, broken_data)
-                except FormatError as error:
+                except (FormatError, LimitError) as error:
                     assert error.path == "<payload>"  # noqa: PT017  # the bytes may also be valid
 
     def test_judging_agrees_with_decoding(self) -> None:
@@ -266,7 +266,7 @@ class FieldSuite:
             metadata, data = self.field.encode(value)
             assert {type(fact) for fact in self.field.facts(metadata, data)} <= set(self.field.FACTS)
             for broken_metadata, broken_data in itertools.islice(damaged(bytes(metadata), bytes(data)), 100):
-                with contextlib.suppress(FormatError):
+                with contextlib.suppress(FormatError, LimitError):
                     list(self.field.facts(broken_metadata, broken_data))
 
     def test_values_are_shown(self) -> None:
@@ -302,7 +302,7 @@ def _refuses(field: Field, value: Any, *, match: str = "expected") -> None:
 def _is_damaged(judge: Callable[[bytes, bytes], Any], metadata: bytes, data: bytes) -> bool:
     try:
         judge(metadata, data)
-    except FormatError:
+    except (FormatError, LimitError):
         return True
     return False
 

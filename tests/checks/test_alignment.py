@@ -88,6 +88,7 @@ LATE = SUBTITLES % 50
         ("music", {"mid": score(0, 900)}, None, "spans", 0),  # nothing to lie in
         ("speech", {"wav": sound(1.0), "srt": SUBTITLES % 50}, {"wav": sound(1.0), "srt": SUBTITLES % 51}, "spans", 1),
         ("video", {"mkv": clip(25, 1.04)}, {"mkv": clip(25, 1.05)}, "durations", 1),
+        ("video", {"mkv": clip(60, 2.449)}, {"mkv": clip(60, 2.451)}, "durations", 1),
         ("video", {"mkv": clip(25, 0.97)}, {"mkv": clip(25, 0.95)}, "durations", 1),
         ("video", {"mkv": clip(25, 1.0), "srt": LATE}, {"mkv": clip(24, 0.96), "srt": LATE}, "spans", 1),
     ],

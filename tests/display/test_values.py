@@ -479,3 +479,13 @@ def test_every_array_is_drawn(data: st.DataObject) -> None:
         for media in item.media:
             assert media.make is not None
             assert media.make().startswith(b"\x89PNG")
+
+
+def test_a_value_over_a_limit_is_not_called_damaged() -> None:
+    """The item says that the value is too large, and which setting says so."""
+    metadata, data = DepthField().encode(np.ones((6, 10), np.uint16))
+    item = value_item("depth", DepthField(max_pixels=59), Content.of(data), metadata)
+    assert item.kind == "unreadable"
+    assert "too large" in item.note
+    assert "at most 59 pixels (max_pixels)" in item.note
+    assert "damaged" not in item.note

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shutil
+import subprocess
 import tarfile
 import warnings
 from collections import Counter, defaultdict
@@ -19,7 +21,15 @@ import pytest
 from PIL import Image
 
 import mm_assets
-from mm_assets.fields import NDArrayField, ScalarField, SequenceField, TimedTextField, TimeSeriesField
+from mm_assets.fields import (
+    AudioField,
+    NDArrayField,
+    ScalarField,
+    SequenceField,
+    SyncedVideoAudioField,
+    TimedTextField,
+    TimeSeriesField,
+)
 from mm_assets.formats import MappedFile, open_reader
 from mm_assets.media.subtitles import parse_subtitles
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
@@ -289,6 +299,37 @@ def plain_decode(content: bytes, frame: int) -> np.ndarray[Any, Any]:
             mode = "RGBA" if "transparency" in image.info else "RGB"
         pixels = np.asarray(image.convert(mode))
     return pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
+
+
+def by_ffmpeg(path: Path, channels: int) -> np.ndarray:
+    """(n, channels) float32, the first audio of a file as FFmpeg's command line decodes it."""
+    command = ["ffmpeg", "-v", "error", "-i", str(path), "-map", "0:a:0", "-c:a", "pcm_f32le", "-f", "f32le", "-"]
+    return np.frombuffer(subprocess.run(command, capture_output=True, check=True).stdout, "<f4").reshape(-1, channels)
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="compares with FFmpeg's command line")
+@pytest.mark.parametrize("made", ["speech", "music", "video"], indirect=True)
+def test_audio_is_that_of_ffmpeg(made: Made, tmp_path: Path) -> None:
+    """Every recording and the audio of every clip has as many samples as FFmpeg decodes, and the same ones."""
+    compared = 0
+    for key in made.keys:
+        with mm_assets.open(made.packed(key, "mult")) as dataset:
+            for name, field in dataset.fields.items():
+                if not isinstance(field, AudioField | SyncedVideoAudioField):
+                    continue
+                for index in np.flatnonzero(dataset.presence(name)).tolist():
+                    value = dataset.read_sample(index, [name])[name]
+                    audio = value if isinstance(field, AudioField) else value.audio
+                    if audio is None:
+                        continue
+                    path = tmp_path / "audio"
+                    (stored,) = dataset.stored([index], [name])[name]
+                    path.write_bytes(stored.read(0, stored.size))
+                    expected = by_ffmpeg(path, audio.samples.shape[1])
+                    assert audio.samples.shape == expected.shape, dataset.sample_ids[index]
+                    np.testing.assert_allclose(audio.samples, expected.clip(-1, 1), rtol=0, atol=1e-6)
+                    compared += 1
+    assert compared == {"speech": 74, "music": 2, "video": 5}[made.corpus.preset]
 
 
 @interleaved

@@ -128,3 +128,20 @@ def sound_at(*starts: int) -> bytes:
             for packet in stream.encode(frame):
                 output.mux(packet)
     return target.getvalue()
+
+
+def with_ogg_checksums(data: bytes) -> bytes:
+    """An Ogg whose pages were changed, with the checksums that they should have."""
+    found, at = bytearray(data), 0
+    while at < len(found):
+        body = at + 27 + found[at + 26]
+        end = body + sum(found[at + 27 : body])
+        found[at + 22 : at + 26] = bytes(4)
+        checksum = 0
+        for byte in found[at:end]:
+            checksum ^= byte << 24
+            for _ in range(8):
+                checksum = (checksum << 1) ^ (0x104C11DB7 if checksum & 0x80000000 else 0)
+        found[at + 22 : at + 26] = checksum.to_bytes(4, "little")
+        at = end
+    return bytes(found)

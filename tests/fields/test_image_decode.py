@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 import mm_assets
-from mm_assets.errors import ConfigError, FormatError
+from mm_assets.errors import ConfigError, FormatError, LimitError
 from mm_assets.fields import ImageField, ImageTextPairField, SequenceField, image_resize
 from mm_assets.fields.image_resize import RESIZES, scratch
 from mm_assets.testing import damaged
@@ -259,7 +259,7 @@ def test_a_bomb_is_refused_before_memory_is_taken(mode):
     """Neither a large image nor a record that promises one gets memory that the limit or the file denies."""
     small = ImageField(decode_size=(4, 4), decode_mode=mode, max_pixels=10_000)
     taken = mock.patch("mm_assets.fields.image.scratch", side_effect=AssertionError("taken"))
-    with taken, pytest.raises(FormatError, match="too large"):
+    with taken, pytest.raises(LimitError, match="too large"):
         small.decode(*ImageField().encode(JPEG))
     liar = np.frombuffer(ImageField().encode(JPEG).metadata, ImageField().metadata_type).copy()
     liar["height"], liar["width"] = 13_000, 13_000

@@ -15,7 +15,7 @@ import pytest
 import tifffile
 from PIL import Image, ImageCms, ImageOps
 
-from mm_assets.errors import ConfigError, EncodeError, FormatError, MissingExtraError
+from mm_assets.errors import ConfigError, EncodeError, FormatError, LimitError, MissingExtraError
 from mm_assets.fields import DocumentField, ImageField, ImageTextPairField, SequenceField, field_from_config
 from mm_assets.fields.image_color import conversion_of
 from mm_assets.fields.image_pillow import _opener
@@ -208,7 +208,7 @@ def test_all_frames_of_an_animation(kind):
     for wrong in (ImageField(frames="all", max_pixels=at_most), ImageField(frames="all", max_pixels=at_most + 5)):
         with pytest.raises(EncodeError, match="in 4 frames"):
             wrong.encode(data)
-        with pytest.raises(FormatError, match="too large"):
+        with pytest.raises(LimitError, match="too large"):
             wrong.decode(*payload)
 
 

@@ -140,7 +140,7 @@ def test_separate_sound_takes_the_place_of_the_files_own():
     clip = coded(KEEP, VideoFile(video=FILE, audio=wav_file(SHORTS, 1000), audio_offset_seconds=Fraction(-3, 1000)))
     assert clip.audio == Audio(floats(SHORTS), 1000)
     assert clip.timing.audio_offset_samples == -3
-    assert clip.audio_segments.tolist() == [[0, 37], [37, 77], [77, 117]]
+    assert clip.audio_segments.tolist() == [[3, 43], [43, 83], [83, 123]]
 
 
 @pytest.mark.parametrize("field", [KEEP, STORE])

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mm_assets.display.content import Content
 from mm_assets.errors import CorruptError, EncodeError
 from mm_assets.fields import SyncedVideoAudioField, VideoAudio, VideoFile
 
 from .clips import clip_file, number_of, picture, ramp
+from .conftest import wav_file
 from .video_audio import FRAMES, KEEP, LONG, SOUND, STORE, coded, floats, through_jpeg
 
 
@@ -130,7 +132,7 @@ def test_segments_follow_the_integer_rule(rate, sample_rate, offset, encoding):
     clip = coded(field, value)
     assert clip.timing.audio_offset_samples == offset
     for i in range(9):
-        bounds = [int(k * sample_rate / rate // 1) + offset for k in (i, i + 1)]
+        bounds = [int(k * sample_rate / rate // 1) - offset for k in (i, i + 1)]
         start, stop = (min(max(bound, 0), 2500) for bound in bounds)
         assert clip.audio_segments[i].tolist() == [start, stop]
         np.testing.assert_array_equal(clip.audio_of_frame(i), floats(samples[start:stop]))
@@ -139,14 +141,45 @@ def test_segments_follow_the_integer_rule(rate, sample_rate, offset, encoding):
 @pytest.mark.parametrize("container", ["mov", "matroska"])
 @pytest.mark.parametrize("encoding", ["keep", "frames"])
 def test_the_files_own_offset_is_honoured(container, encoding):
-    """Sound that starts 100 ms after the pictures belongs to later frames, less the offset that the caller adds."""
+    """Sound that starts 100 ms after the pictures belongs to later frames, as does the offset that the caller adds."""
     data = clip_file(container=container, samples=ramp(3200, 2), audio_start=Fraction(1, 10), num_frames=8)
     field = SyncedVideoAudioField(encoding=encoding)
     clip = coded(field, data)
-    assert clip.timing.audio_offset_samples == -1600
+    assert clip.timing.audio_offset_samples == 1600
     assert clip.audio_segments[:4].tolist() == [[0, 0], [0, 0], [0, 320], [320, 960]]
     later = coded(field, VideoFile(video=data, audio_offset_seconds=0.02))
-    assert later.timing.audio_offset_samples == -1280
+    assert later.timing.audio_offset_samples == 1920
+
+
+@pytest.mark.parametrize("delay", [Fraction(3, 20), Fraction(0), Fraction(-2, 25)])
+@pytest.mark.parametrize("encoding", ["keep", "frames"])
+def test_a_click_belongs_to_its_frame(encoding, delay):
+    """A click at frame 5 is among its samples, whether a file says how much later its audio starts or the caller does.
+
+    The caller's number is the start time that a container has for the same audio.
+    """
+    field = SyncedVideoAudioField(encoding=encoding)
+    at = round((Fraction(5, 25) - delay) * 16_000) + 7
+    samples = np.zeros((8000, 1), np.int16)
+    samples[at] = 30_000
+    frames = np.stack([picture(number) for number in range(10)])
+    pictures = clip_file(container="mov", num_frames=10)
+    values = [
+        VideoAudio(frames=frames, frame_rate=25, audio=(samples, 16_000), audio_offset_seconds=delay),
+        VideoFile(video=pictures, audio=wav_file(samples, 16_000), audio_offset_seconds=delay),
+    ]
+    early, late = max(-delay, 0), max(delay, 0)
+    for container in ("mov", "matroska"):
+        file = clip_file(container=container, samples=samples, audio_start=late, video_start=early)
+        values += [file, VideoFile(video=file, start_seconds=Fraction(2, 25))]
+    for value in values:
+        clip = coded(field, value)
+        frame = 3 if isinstance(value, VideoFile) and value.start_seconds else 5
+        assert np.flatnonzero(clip.audio_of_frame(frame)[:, 0] > 0.5).tolist() == [7]
+        if frame == 5:
+            assert clip.timing.audio_offset_samples == delay * 16_000
+            metadata, data = field.encode(value)
+            assert field.shown(metadata, Content.of(data)).audio_offset_seconds == float(delay)
 
 
 @pytest.mark.parametrize("encoding", ["keep", "frames"])

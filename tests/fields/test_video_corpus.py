@@ -13,13 +13,12 @@ import av
 import numpy as np
 import pytest
 
-from mm_assets.errors import ConfigError, EncodeError, FormatError
+from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, LimitError
 from mm_assets.fields import SyncedVideoAudioField
 from mm_assets.fields.image_decode import orient
-from mm_assets.media.sound import index_sound
 
 from .clip_variants import NUM_FRAMES, SIZE, VARIANTS, damages, make_clip
-from .clips import clip_file, ramp
+from .clips import clip_file, ramp, with_ogg_checksums
 
 TICK = Fraction(1, 1000)
 KEEP = SyncedVideoAudioField()
@@ -109,9 +108,9 @@ def test_a_clip_over_the_limit_is_not_damaged():
     field = SyncedVideoAudioField(max_decoded_bytes=5 * SIZE[0] * SIZE[1] * 3)
     field.check_decodable(*payload)
     assert len(field.decode_frames(*payload, [0, 9])) == 2
-    with pytest.raises(FormatError, match=r"max_decoded_bytes\); decode_frames gives fewer"):
+    with pytest.raises(LimitError, match=r"decode_frames and target_frames give fewer of them \(max_decoded_bytes\)"):
         field.decode(*payload)
-    with pytest.raises(FormatError, match="max_decoded_bytes"):
+    with pytest.raises(LimitError, match="max_decoded_bytes"):
         SyncedVideoAudioField(max_decoded_bytes=SIZE[0] * SIZE[1] * 3 - 1).check_decodable(*payload)
 
 
@@ -132,6 +131,38 @@ def test_theora_with_empty_packets_decodes():
     KEEP.check_decodable(*KEEP.encode(data))
 
 
+def moved_picture(data: bytes, left: int) -> bytes:
+    """A Theora file whose header shows fewer columns, from `left` on."""
+    found, at = bytearray(data), data.index(b"\x80theora")
+    width = int.from_bytes(found[at + 14 : at + 17]) - left
+    found[at + 14 : at + 17], found[at + 20] = width.to_bytes(3), left
+    return with_ogg_checksums(bytes(found))
+
+
+@pytest.mark.parametrize("left", [1, 2, 9, 10])
+def test_theora_with_a_picture_offset_decodes(left):
+    """The picture may begin at any column of the coded frame: what decodes are the columns from there on."""
+    whole, data = THEORA.read_bytes(), moved_picture(THEORA.read_bytes(), left)
+    clip = KEEP.decode(*KEEP.encode(data))
+    KEEP.check_decodable(*KEEP.encode(data))
+    assert clip.frames.shape == (10, 26, 36 - left, 3)
+    expected = KEEP.decode(*KEEP.encode(whole)).frames[:, :, left:]
+    assert left % 2 or np.array_equal(clip.frames[:, :, 2:-2], expected[:, :, 2:-2])  # else colors are between others
+    stored = SyncedVideoAudioField(encoding="frames")
+    assert stored.decode(*stored.encode(data)).frames.shape == clip.frames.shape
+
+
+@pytest.mark.parametrize("name", ["ogv", "ts-mpeg2"])
+@pytest.mark.parametrize("tail", [b"TAG" + bytes(125), b"\xa5" * 90_000])
+def test_bytes_after_the_end_are_no_damage(name, tail):
+    """A clip with other bytes after its last page or packet decodes to the frames and samples that it has without."""
+    data = THEORA.read_bytes() if name == "ogv" else clip(name)
+    KEEP.check_decodable(*KEEP.encode(data + tail))
+    found, expected = (KEEP.decode(*KEEP.encode(file)) for file in (data + tail, data))
+    assert np.array_equal(found.frames, expected.frames)
+    assert found.audio == expected.audio
+
+
 def test_a_recording_that_begins_anywhere_has_what_decodes():
     """A transport stream whose first packets lack their keyframe has the frames from the first keyframe on."""
     data = clip("ts-mpeg2")
@@ -150,18 +181,22 @@ def test_transport_streams_may_be_joined():
 
 
 def test_padded_sound_of_earlier_releases_decodes():
-    """Opus in Matroska ends where its padding begins; a record that counts the padding too still decodes."""
+    """A record that counts the padding after the last packet too decodes to silence there; one of hours is refused."""
     metadata, data = KEEP.encode(clip("mkv"))
     count = KEEP.timing(metadata).num_audio_samples
     assert count == 19_200
     earlier = bytearray(metadata)
-    padded = index_sound(data).num_padded
-    assert padded > count
+    padded = count + 1320
     earlier[24:32] = padded.to_bytes(8, "little")
     samples = KEEP.decode(bytes(earlier), data).audio.samples
     assert len(samples) == padded
     assert np.array_equal(samples[:count], KEEP.decode(metadata, data).audio.samples)
     assert not samples[count:].any()
+    KEEP.check_decodable(bytes(earlier), data)
+    earlier[24:32] = (48_000 * 3600).to_bytes(8, "little")
+    for read in (KEEP.decode, KEEP.check_decodable):
+        with pytest.raises(CorruptError, match="audio is shorter than its record says"):
+            read(bytes(earlier), data)
 
 
 @pytest.mark.parametrize(

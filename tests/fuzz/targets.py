@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.dataset.add_stream import add_stream
-from mm_assets.errors import EncodeError, FormatError, MissingExtraError, ShardError, SourceError
+from mm_assets.errors import EncodeError, FormatError, LimitError, MissingExtraError, ShardError, SourceError
 from mm_assets.fields import Field, ScalarField
 from mm_assets.formats import open_reader
 from mm_assets.rows.base import row_sources
@@ -196,7 +196,7 @@ def _decode(field: Field, data: bytes) -> None:
         try:
             judge(metadata, content)
             verdicts.append(True)
-        except FormatError:
+        except (FormatError, LimitError):
             verdicts.append(False)
         except MissingExtraError:
             return

@@ -21,7 +21,7 @@ import pytest
 import mm_assets
 from mm_assets import Dataset, MultimodalCollator, MultimodalLoader
 from mm_assets.dataset.decoding import Batch
-from mm_assets.errors import CollateError, CorruptError, FormatError, LoaderError, TruncatedError
+from mm_assets.errors import CollateError, CorruptError, FormatError, LimitError, LoaderError, TruncatedError
 from mm_assets.fields import ImageField, ScalarField, TextField
 from mm_assets.loading.batches import MAX_STAND_INS
 from mm_assets.loading.loader import MAX_REPORTED
@@ -123,6 +123,25 @@ def test_damage_raises_where_it_is(damaged: Dataset, num_workers: int) -> None:
         next(iterator)
     assert list(iterator) == []  # the iteration has ended with the error
     assert loader.state_dict()["delivered"] == 13
+
+
+@pytest.mark.parametrize("on_damaged", ["raise", "skip"])
+@pytest.mark.parametrize("num_workers", THREADS)
+def test_what_exceeds_a_limit_is_never_skipped(damaged: Dataset, num_workers: int, on_damaged: Any) -> None:
+    """The error says where the value is and names the setting; it is not counted among damaged samples."""
+    small = damaged.with_settings({"image": {"size": None, "max_pixels": 19}})
+    loader = MultimodalLoader(
+        small, ["image", "label"], 8, shuffle=False, num_workers=num_workers, on_damaged=on_damaged
+    )
+    with pytest.raises(LimitError, match=r"damaged\.mult, sample 0, modality 'image': .* \(max_pixels\)") as raised:
+        next(iter(loader))
+    error = pickle.loads(pickle.dumps(raised.value))
+    assert (error.setting, error.sample, error.modality) == ("max_pixels", 0, "image")
+    assert not isinstance(error, FormatError)
+    assert loader.damaged == []
+    for read in (small.read_sample, lambda i: small.read_modality("image", [i]), lambda i: small.read_batch([i])):
+        with pytest.raises(LimitError, match=r"damaged\.mult, sample 5, modality 'image': .* \(max_pixels\)"):
+            read(5)
 
 
 @pytest.mark.parametrize("num_workers", THREADS)

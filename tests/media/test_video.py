@@ -1,9 +1,13 @@
+import io
 import struct
 import tarfile
 from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mm_assets.errors import MediaError, MissingExtraError
 from mm_assets.media.frames import read_frames
@@ -210,6 +214,18 @@ def test_a_frame_over_the_limit_is_refused():
         list(read_frames(FILE, index, [0], max_pixels=100))
 
 
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [("mp4", "libx264"), ("mp4", "mpeg4"), ("matroska", "ffv1"), ("mpegts", "mpeg2video"), ("avi", "mjpeg")],
+)
+def test_the_error_of_a_large_frame_names_the_setting(container, codec):
+    """A decoder that refuses frames for their size leaves none; the error is of the limit all the same."""
+    data = clip_file(container=container, codec=codec)
+    with pytest.raises(MediaError, match=r"16 x 32, expected at most 100 pixels \(max_pixels\)") as raised:
+        index_frames(data, max_pixels=100)
+    assert raised.value.setting == "max_pixels"
+
+
 @pytest.mark.parametrize("gop", [1, 2, 30])
 @pytest.mark.parametrize("b_frames", [0, 3])
 def test_any_jump_lands_on_its_frame(gop, b_frames):
@@ -230,6 +246,43 @@ def test_sound_is_placed_by_its_times():
     expected = np.concatenate([piece, piece, np.zeros((2000, 1)), piece])
     np.testing.assert_array_equal(read_sound(data, index), expected)
     np.testing.assert_array_equal(read_sound(data, index, stop=4500), expected[:4500])
+
+
+def by_async(data: bytes) -> np.ndarray:
+    """The samples that FFmpeg's own filter for audio with jittering times makes of a file."""
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.audio[0]
+        graph = av.filter.Graph()
+        source = graph.add_abuffer(template=stream)
+        moved, sink = graph.add("aresample", "async=1"), graph.add("abuffersink")
+        source.link_to(moved)
+        moved.link_to(sink)
+        graph.configure()
+        pieces = []
+        for frame in (*container.decode(stream), None):
+            graph.push(frame)
+            try:
+                while True:
+                    pieces.append(graph.pull().to_ndarray().reshape(-1, 1))
+            except (av.BlockingIOError, EOFError):
+                pass
+    return np.concatenate(pieces) / np.float32(32768)
+
+
+@given(st.lists(st.integers(-900, 3000) | st.integers(-700, 700), min_size=1, max_size=8))
+@settings(max_examples=500, deadline=None)  # 10,000 at night
+def test_sound_is_moved_as_ffmpeg_moves_it(shifts):
+    """Whatever the times of packets, samples are those of `aresample=async=1`."""
+    starts = np.cumsum([0, *(1000 + shift for shift in shifts)]).tolist()
+    data = sound_at(*starts)
+    found, expected = read_sound(data, index_sound(data)), by_async(data)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_jitter_moves_no_sample():
+    """Packets whose times are off by less than a tenth of a second follow each other without a hole or an overlap."""
+    data = sound_at(0, 1790, 2210, 3795)
+    np.testing.assert_array_equal(read_sound(data, index_sound(data)), np.tile(ramp(1000), (4, 1)) / np.float32(32768))
 
 
 @pytest.mark.parametrize("codec", ["pcm_u8", "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_f64le", "flac"])

@@ -274,3 +274,21 @@ def test_the_second_step_takes_what_the_first_has_left() -> None:
         judge.undecodable(table)
         with pytest.raises(ValueError, match="found 1 rows, expected the 2"):
             list(judge.packable(table.slice(0, 1)))
+
+
+@pytest.mark.parametrize("mode", ["full", "headers"])
+@pytest.mark.parametrize("policy", ["drop_row", "drop_sample", "keep", "fail"])
+def test_what_exceeds_a_limit_is_not_damaged(policy: Any, mode: Any) -> None:
+    """Whole media that a setting's limit refuses are dropped with its name, and never listed or failed as damage."""
+    limits = {"image": ("max_pixels", picture(1)), "audio": ("max_frames", sound()), "video": ("max_pixels", clip())}
+    for kind, (setting, content) in limits.items():
+        made = {"image": "ImageField", "audio": "AudioField", "video": "SyncedVideoAudioField"}[kind]
+        field = {"name": "it", "field": made, "modality": kind, "config": {setting: 100}}
+        plan = plan_of({"preset": "speech" if kind == "image" else "image_text", "fields": [field]})
+        table = rows(("a", {}, {{"image": "png", "audio": "ogg", "video": "mkv"}[kind]: content, "txt": "t"}))
+        with Judge(plan, policy=policy, mode=mode) as judge:
+            assert list(judge.undecodable(table)) == []
+            drops = list(judge.packable(table))
+            assert judge.num_undecodable == 0
+        assert [(drop.row, drop.reason) for drop in drops] == [(1, f"unpackable_{kind}")]
+        assert setting in (drops[0].detail or "")
