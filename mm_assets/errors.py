@@ -22,6 +22,7 @@ __all__ = [
     "CollateError",
     "ConfigError",
     "CorruptError",
+    "CredentialsError",
     "EncodeError",
     "FilterError",
     "FormatError",
@@ -108,7 +109,7 @@ class TruncatedError(FormatError):
 
 
 class CorruptError(FormatError):
-    """The file's bytes contradict themselves, their checksums, or a configured limit."""
+    """The file's bytes contradict themselves or their checksums."""
 
 
 class SchemaMismatchError(MmAssetsError):
@@ -176,6 +177,10 @@ def _way_out(path: object, refused: int) -> str:
 
 class ChangedError(SourceError):
     """A file was replaced by another process since it was read."""
+
+
+class CredentialsError(SourceError):
+    """The storage does not accept the credentials, which have expired for instance: every request will fail alike."""
 
 
 class ShardError(SourceError):

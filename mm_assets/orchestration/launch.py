@@ -220,6 +220,8 @@ def run_load(
                 failures += said
                 break
             tags = tags or {LOAD_TAG: run_id}
+        if load.refusal and load.is_complete:  # else the run that failed has said it
+            failures.append(load.refusal)
         if load.unrecorded:
             failures.append(lost_said(spec, load.unrecorded))
     return PartitionRun(

@@ -17,7 +17,7 @@ import dagster as dg
 from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
-from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.errors import ConfigError, CredentialsError, MmAssetsError, masked_urls
 from mm_assets.orchestration.interrupts import sigterm_kept
 from mm_assets.orchestration.listing import listed_under_its_job
 from mm_assets.orchestration.mirror import Mirror, lost_said
@@ -244,8 +244,9 @@ class Load:
         present: the dataset as it is, if that is known; then as the last manifest lists it.
         warnings: what the manifest's check found, one line each.
         unrecorded: as `Mirror.lost`.
+        refusal: why the rest of the partitions was not run; empty if none was left out.
         num_runs: runs of Dagster that have recorded a part of it.
-        is_complete: whether every partition ended, and the manifest was made.
+        is_complete: whether every partition ended that was run, and the manifest was made.
     """
 
     dataset: DatasetStore
@@ -256,6 +257,7 @@ class Load:
     present: Present | None = None
     warnings: list[str] = field(default_factory=list)
     unrecorded: dict[str, str] = field(default_factory=dict)
+    refusal: str = ""
     num_runs: int = 0
     is_complete: bool = False
 
@@ -295,7 +297,7 @@ class Load:
                 held.enter_context(mirror)
                 if is_first:
                     self._catch_up(mirror, context)
-                for report in islice(reports, number):
+                for report in islice(self._until_refused(reports), number):
                     self._num_left -= 1
                     mirror.record(report)
                     if not report.ok:
@@ -321,11 +323,21 @@ class Load:
         if failed:
             said.append(f"{len(failed):,} of {counted(number, 'partition')} failed: {named_keys([*failed])}")
             said += [failed_said(spec, failure) for failure in islice(failed.values(), _EXPLAINED)]
+        if self.refusal:
+            said.insert(0, self.refusal)
         if mirror.lost:
             said.append(lost_said(spec, mirror.lost))
         if said:
             metadata = {"losses": losses_table(loss_totals(self.dataset, [*failed][:_NAMED]))}
             raise dg.Failure(description="\n".join(said), metadata=metadata, allow_retries=False)
+
+    def _until_refused(self, reports: Iterator[PartitionReport]) -> Iterator[PartitionReport]:
+        """The reports of the partitions; after them notes that the storage refused the credentials for the others."""
+        try:
+            yield from reports
+        except CredentialsError as error:
+            self.refusal = masked_urls(str(error))
+            self._num_left = 0
 
     def _begun(self, context: dg.OpExecutionContext, present: Present) -> Iterator[PartitionReport]:
         """The reports of the partitions that have not ended; the first call begins with them."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import CredentialsError, SourceError
 from mm_assets.packing.kinds import Kind, RowCount, SampleKind, group_name, shown_role
 from mm_assets.packing.plan import NUMBERED, PackPlan
 from mm_assets.packing.presets import plan_of, survey_for
@@ -238,6 +238,8 @@ class _Sampler:
             with HeldFile(url, self.spec.storage_options) as file:
                 (rows_of,) = row_sources([file], self.spec.source, where=self.spec.where)
                 self._count(rows_of, url, num_shards)
+        except CredentialsError:  # what no shard can decide without them is not decided
+            raise
         except SourceError as problem:
             self.problems.append(problem)
             error = str(problem)

@@ -162,6 +162,7 @@ def run_unrecorded(
 
     Raises:
         MmAssetsError: the dataset is not registered, or its schema is damaged.
+        CredentialsError: after the others, partitions were not run because the storage refused the credentials.
     """
     spec = present.dataset.spec
     with rare_collections(), Leases(present.dataset, str(uuid.uuid4())) as leases, leases.of_run():

@@ -34,7 +34,6 @@ from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import ParquetSink, open_table, read_batches, sample_groups
 from mm_assets.rows.preview import DrawnPreview, Preview
 from mm_assets.rows.references import ReferenceSink, with_media
-from mm_assets.rows.source_ref import is_allowed_reference
 from mm_assets.storage.store import PublishedFile
 
 __all__ = ["Run", "StageResult"]
@@ -184,14 +183,12 @@ class Run:
 
     def materialized(self, batches: Iterable[pa.RecordBatch], *, fail_on_error: bool) -> MaterializeStream:
         """Rows with their media out of the open shards, and files beside them that the declaration allows."""
-        shards = {file.url for file in self.files}
-        folders = (folder for source in self.row_sources for folder in source.folders)
-        allowed = (*self.spec.samples.prefixes, *folders)
+        shards, is_allowed = {file.url for file in self.files}, self.work.is_allowed
         return MaterializeStream(
             batches,
             open_file=self.work.open_file,
             open_container=self.work.open_container,
-            allowed=lambda url: url in shards or is_allowed_reference(url, allowed),
+            allowed=lambda url: url in shards or is_allowed(url),
             fail_on_error=fail_on_error,
             batch_bytes=self.spec.batch_bytes,
             max_content_bytes=self.spec.max_content_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +11,13 @@ from typing import Any, Literal
 import fsspec
 from fsspec.core import url_to_fs
 
-from mm_assets.errors import MissingExtraError, MmAssetsError, SourceError
+from mm_assets.errors import CredentialsError, MissingExtraError, MmAssetsError, SourceError
 from mm_assets.storage.s3_listing import use_fast_listings
 
 __all__ = [
     "CHAINED",
     "Options",
+    "credentials_fault",
     "filesystem",
     "http_status",
     "is_local",
@@ -24,6 +25,7 @@ __all__ = [
     "protocols",
     "public_url",
     "reason",
+    "redirects_only_to",
     "storage_errors",
     "storage_fault",
 ]
@@ -37,12 +39,29 @@ CHAINED = (
 )
 """What is wrong with a URL such as ``simplecache::s3://bucket/x.tar``, and what to do."""
 
-_LACKING = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, an optional package
 _CREDENTIALS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give them in `storage_options` (of the "
     "shards) or `root_options` (of the root); a public bucket needs {anon: true} there"
 )
+# What to say about S3's error codes (AmazonS3/latest/API/ErrorResponses.html), those of AWS's token service, and errors
+# of botocore and google-auth, which are optional packages, by name.
+_CREDENTIALS_FAULTS = {
+    "the credentials have expired ({}): get new ones, such as another AWS_SESSION_TOKEN or by `aws sso login`, then "
+    "run this again, which does the rest": (
+        *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"),
+        *("TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "RefreshError"),
+    ),
+    "the clock of this machine differs by more than the storage accepts ({}): set it, then run this again": (
+        *("RequestTimeTooSkewed", "RequestInTheFuture"),
+    ),
+    f"there are no credentials ({{}}): {_CREDENTIALS}": ("NoCredentialsError", "PartialCredentialsError"),
+    f"the storage does not accept the credentials ({{}}): {_CREDENTIALS}": (
+        *("InvalidToken", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity", "SignatureDoesNotMatch"),
+        *("NotSignedUp", "UnrecognizedClientException", "CredentialRetrievalError", "DefaultCredentialsError"),
+    ),
+}
 _REFUSALS = ("Access Denied", "Forbidden")  # S3's words for HTTP 403, without a reason
+_REFUSED = (400, 401, 403)  # HTTP statuses of S3 for expired credentials, among others
 _PERMISSIONS = (
     "the credentials in use may not do this: reading takes s3:GetObject and s3:ListBucket, writing s3:PutObject and "
     "s3:DeleteObject; a public bucket needs {anon: true} in `storage_options`"
@@ -90,7 +109,60 @@ def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSy
         raise SourceError(url, f"{scheme}:// is not known, expected a path or a URL that fsspec reads") from error
     if "s3" in protocols(fs):
         use_fast_listings(fs)
+        _explain_refused_heads(fs)
     return fs, path
+
+
+def _explain_refused_heads(fs: Any) -> None:
+    """Lets a file system of s3fs ask for the reason of a refused HEAD, whose reply has none, by a request that has."""
+    if "_call_s3" in vars(fs):
+        return
+    call = fs._call_s3
+
+    async def explained(method: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await call(method, *args, **kwargs)
+        except OSError as error:
+            if not method.startswith("head_") or http_status(error) not in _REFUSED:
+                raise
+            try:
+                await call("list_objects_v2", Bucket=kwargs["Bucket"], Prefix=kwargs.get("Key", ""), MaxKeys=1)
+            except OSError as reply:
+                if credentials_fault(reply) is not None:
+                    raise reply from reply.__cause__
+            raise
+
+    vars(fs)["_call_s3"] = explained
+
+
+def redirects_only_to(is_allowed: Callable[[str], bool], url: str, options: Options | None) -> Options | None:
+    """Options for the file system of a URL that a table names: over HTTP it follows redirects to allowed URLs alone.
+
+    Reading through any other redirect raises `SourceError`, before a request goes to its target.
+    """
+    if not url.startswith(("http://", "https://")):
+        return options
+    from aiohttp import TraceConfig
+    from yarl import URL
+
+    class Redirects(TraceConfig):
+        def __repr__(self) -> str:  # by which fsspec takes the options of two file systems as equal
+            return f"redirects only to {is_allowed!r}"
+
+    async def check(_session: object, _context: object, redirect: Any) -> None:
+        headers = redirect.response.headers
+        target = redirect.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
+        if not is_allowed(str(target)):
+            detail = (
+                f"redirects to {target.with_query(None)}, which `samples.allowed_references` does not cover: add it "
+                "there if it may be read"
+            )
+            raise SourceError(url, detail)
+
+    traced = Redirects()
+    traced.on_request_redirect.append(check)
+    client = dict((options or {}).get("client_kwargs") or {})
+    return {**(options or {}), "client_kwargs": {**client, "trace_configs": [*client.get("trace_configs", ()), traced]}}
 
 
 def public_url(fs: fsspec.AbstractFileSystem, path: str) -> str:
@@ -105,14 +177,40 @@ def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
 
 def reason(error: Exception) -> str:
     """The message of an error, in the system's words where it has some."""
+    if (fault := credentials_fault(error)) is not None:
+        return fault
     if isinstance(error, FileNotFoundError) and error.strerror is None:  # fsspec's, whose text is the path alone
         cause = error.__cause__
+        if isinstance(cause, SourceError):  # of `redirects_only_to`
+            return cause.detail
+        if isinstance(cause, Exception) and http_status(cause) in _REFUSED:
+            return f"{type(cause).__name__}: {cause}; if the URL is signed, it may have expired: sign it again"
         return "not found" if cause is None else f"not found ({type(cause).__name__}: {cause})"
     if isinstance(error, OSError):
         said = error.strerror or str(error) or type(error).__name__
-        return f"{said} ({_PERMISSIONS})" if said.rstrip(".") in _REFUSALS else said
-    said = f"{type(error).__name__}: {error}"
-    return f"{said}; {_CREDENTIALS}" if type(error).__name__ in _LACKING else said
+        is_denied = said.rstrip(".") in _REFUSALS or "AccessDenied" in _names(error)
+        return f"{said} ({_PERMISSIONS})" if is_denied else said
+    return f"{type(error).__name__}: {error}"
+
+
+def credentials_fault(error: BaseException) -> str | None:
+    """Returns what is wrong with the credentials that a storage refused, and what to do; None for any other error."""
+    names = _names(error)
+    for fault, known in _CREDENTIALS_FAULTS.items():
+        if name := next((name for name in known if name in names), None):
+            return fault.replace("{}", name)
+    return None
+
+
+def _names(error: BaseException) -> set[str]:
+    """The codes of a storage's replies in an error and what caused it, and the names of their classes."""
+    names = set()
+    for cause in _causes(error):
+        names |= {cls.__name__ for cls in type(cause).__mro__}
+        reply = getattr(cause, "response", None)  # of botocore's errors
+        if isinstance(reply, Mapping):
+            names.add(str(reply.get("Error", {}).get("Code")))
+    return names
 
 
 _SLOW_DOWN = (429, 503)  # of HTTP: too many requests, and S3's "SlowDown"
@@ -120,7 +218,7 @@ _UNAVAILABLE = (408, 500, 502, 504)
 # Of botocore and aiohttp, which are optional packages, by name.
 _CONNECTION_ERRORS = {"HTTPClientError", "ClientConnectionError", "ClientPayloadError", "IncompleteReadError"}
 
-StorageFault = Literal["slow_down", "unavailable"]
+StorageFault = Literal["slow_down", "unavailable", "credentials"]
 
 
 def http_status(error: BaseException) -> int | None:
@@ -139,15 +237,17 @@ def http_status(error: BaseException) -> int | None:
 
 
 def storage_fault(error: BaseException) -> StorageFault | None:
-    """What a storage failed with that may pass, by an error or what caused it; None for any other error."""
+    """What a storage failed with that is not about one file, by an error or what caused it; None for any other error.
+
+    What is slow or unavailable may pass; credentials are refused until they are replaced.
+    """
+    if credentials_fault(error) is not None:
+        return "credentials"
     status = http_status(error)
     if status is not None:
         return "slow_down" if status in _SLOW_DOWN else "unavailable" if status in _UNAVAILABLE else None
-    for cause in _causes(error):
-        names = {cls.__name__ for cls in type(cause).__mro__}
-        if isinstance(cause, (ConnectionError, TimeoutError)) or names & _CONNECTION_ERRORS:
-            return "unavailable"
-    return None
+    is_lost = any(isinstance(cause, (ConnectionError, TimeoutError)) for cause in _causes(error))
+    return "unavailable" if is_lost or _names(error) & _CONNECTION_ERRORS else None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -160,7 +260,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 @contextmanager
 def storage_errors(url: str, what: str, *, byte_offset: int | None = None) -> Iterator[None]:
-    """Turns the errors of a storage into `SourceError`.
+    """Turns the errors of a storage into `SourceError`, or `CredentialsError`.
 
     Of any type: a client may raise its HTTP library's errors, which have no base class in common with the system's.
     """
@@ -169,4 +269,5 @@ def storage_errors(url: str, what: str, *, byte_offset: int | None = None) -> It
     except (MmAssetsError, MemoryError):
         raise
     except Exception as error:  # any error of the client's HTTP library; it stays the cause
-        raise SourceError(url, f"{what}: {reason(error)}", byte_offset=byte_offset) from error
+        kind = SourceError if credentials_fault(error) is None else CredentialsError
+        raise kind(url, f"{what}: {reason(error)}", byte_offset=byte_offset) from error
