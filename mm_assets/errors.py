@@ -42,6 +42,7 @@ __all__ = [
     "masked_urls",
     "meant",
     "optional_import",
+    "temporary_disk_named",
 ]
 
 
@@ -162,13 +163,28 @@ def full_disk_named(path: object) -> Iterator[None]:
         raise SourceError(path, f"{what}: {_way_out(path, cause.errno)}, then run this again") from cause
 
 
+@contextmanager
+def temporary_disk_named() -> Iterator[None]:
+    """Turn the system's refusal to store temporary files into a `SourceError` that names their folder."""
+    import tempfile
+
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError as error:  # it tried to write to $TMPDIR and to the system's places
+        detail = f"cannot be written: {error.strerror}: set it to a folder with free space, then run this again"
+        raise SourceError("TMPDIR", detail) from error
+    with full_disk_named(folder):
+        yield
+
+
 def _way_out(path: object, refused: int) -> str:
     """What to do about a file system that stores no more of a file."""
     if refused == errno.EFBIG:
         return "give it a file system, or a limit (ulimit -f), for larger files"
     disk = "its disk"
     if "://" not in str(path):
-        mounted = (str(place) for place in Path(str(path)).absolute().parents if place.is_mount())
+        target = Path(str(path)).absolute()
+        mounted = (str(place) for place in (target, *target.parents) if place.is_mount())
         disk = f"the disk at {next(mounted, 'its root')}"
     if refused == errno.EROFS:
         return f"make {disk} writable"

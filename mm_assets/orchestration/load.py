@@ -345,7 +345,7 @@ class Load:
             spec = self.dataset.spec
             end_dead_loads(context.instance, self.dataset)
             elsewhere = working_runs(context.instance, self.dataset)
-            leases = self._held.enter_context(leased_run(context, self.dataset))
+            leases = self._held.enter_context(leased_run(context, self.dataset, writes=bool(self.keys)))
             tasks, refused = partition_tasks(present, self.keys, self.first, leases.holder, busy=elsewhere)
             running = run_tasks(self.engine, tasks, timeout=spec.engine.timeout_seconds, idle=self._store)
             self._reports = chain(refused, self._held.enter_context(closing(running)))
@@ -412,7 +412,7 @@ def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore, *, makes_man
     end_dead_loads(context.instance, dataset)
     add_partitions(context.instance, dataset.spec, dataset.partitions().values())
     try:
-        with leased_run(context, dataset), Mirror(context, Present(dataset)) as mirror:
+        with leased_run(context, dataset, writes=makes_manifest), Mirror(context, Present(dataset)) as mirror:
             num_partitions, failed = 0, list[str]()
             if not _another_records(mirror, context, dataset):
                 num_partitions, failed = mirror.catch_up(), mirror.catch_up_failures()

@@ -114,10 +114,15 @@ def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, da
 
 
 @contextmanager
-def leased_run(context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore) -> Iterator[Leases]:
-    """Tags a run of many partitions, or of none, and holds a lease in its own name: it shows that the run is alive."""
+def leased_run(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore, *, writes: bool = True
+) -> Iterator[Leases]:
+    """Tags a run of many partitions, or of none, and holds a lease in its own name: it shows that the run is alive.
+
+    `writes` as for `Leases.of_run`.
+    """
     tag_process(context)
-    with Leases(dataset, context.run.run_id) as leases, leases.of_run():
+    with Leases(dataset, context.run.run_id) as leases, leases.of_run(writes=writes):
         yield leases
 
 

@@ -147,8 +147,9 @@ _ADVICE = {  # by stage and the start of reason and detail, the longest that fit
     },
     f"{RAW_SHARDS.name}/{FAILED}": "do as the message says; if the shard is damaged, copy it again, "
     "or set on_damaged_shard: salvage, which takes the rest",
-    f"{RAW_SHARDS.name}/{FAILED}: cannot be read: ": _AGAIN,  # the storage failed, and the shard may be whole
-    f"{RAW_SHARDS.name}/{FAILED}: cannot be opened: ": _AGAIN,
+    **{
+        f"{RAW_SHARDS.name}/{FAILED}: cannot be {done}: ": _AGAIN for done in ("read", "opened", "written")
+    },  # no damage
     f"{RAW_SHARDS.name}/{FAILED}: cannot be read: No such file": "put the shard back, or let `mm-assets register` "
     "leave the partition out, then run it again",
     f"{ROWS.name}/{FAILED}: none of ": "write the key into the JSON of the shard's samples, or take it out of "

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from mm_assets.checks.context import CheckContext, LossLimit, Outcome, TableFile
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
-from mm_assets.errors import SourceError
+from mm_assets.errors import SourceError, temporary_disk_named
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.losses import losses_command
 from mm_assets.pipeline.packed_streams import PackedStream
@@ -150,8 +150,9 @@ class Run:
         store, fault = self.dataset.store, size_fault(recorded.size, self.dataset.store.size(recorded.path))
         if fault is None and not self.work.is_verified(recorded.path):
             if not store.is_local:  # its bytes are fetched once, to be hashed and to be read
-                scratch = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="mm-assets-table-"))
-                store = self.dataset.store.copy(recorded.path, Path(scratch))
+                with temporary_disk_named():
+                    scratch = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="mm-assets-table-"))
+                    store = self.dataset.store.copy(recorded.path, Path(scratch))
             fault = digest_fault(recorded.sha256, store.digest(recorded.path))
             if fault is None:
                 self.work.verified(recorded.path)

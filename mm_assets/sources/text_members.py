@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import IO, Any, NamedTuple, NoReturn
 
-from mm_assets.errors import SourceError, first_line
+from mm_assets.errors import SourceError, first_line, temporary_disk_named
 from mm_assets.sources import encodings
 from mm_assets.sources.base import Source
 from mm_assets.sources.compressed import TooLargeError, decompress, is_compressed
@@ -144,7 +144,8 @@ class TextMembers:
             self._fill_spool(loose, salvage=damaged)
 
     def _fill_spool(self, ordinals: set[int], *, salvage: bool) -> None:
-        self._spool = tempfile.TemporaryFile(prefix="mm-assets-text-")  # noqa: SIM115 - closed by `close`
+        with temporary_disk_named():
+            self._spool = tempfile.TemporaryFile(prefix="mm-assets-text-")  # noqa: SIM115 - closed by `close`
         at = 0
         payloads = self._source.payloads(
             wanted=lambda m: m.ordinal in ordinals,
@@ -152,7 +153,9 @@ class TextMembers:
             on_damaged_shard="salvage" if salvage else "fail",
         )
         for member, payload in payloads:
-            self._spool.write(payload)
+            with temporary_disk_named():
+                self._spool.write(payload)
+                self._spool.flush()
             self._spooled[member.ordinal] = at, len(payload)
             at += len(payload)
             if len(self._spooled) == len(ordinals):
@@ -285,7 +288,8 @@ class TextMembers:
     def close(self) -> None:
         """Removes the scratch file."""
         if self._spool is not None:
-            self._spool.close()
+            with suppress(OSError):  # a full disk, again
+                self._spool.close()
 
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
