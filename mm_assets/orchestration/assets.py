@@ -88,8 +88,8 @@ def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage)
     What ends it is stored as the failure of the partition. The library's own errors are raised as a failure that says
     what to do; a bug keeps its traceback.
     """
-    dataset, key = open_dataset(context, spec), context.partition_key
-    with exclusive_step(context, dataset):
+    dataset = open_dataset(context, spec)
+    with exclusive_step(context, dataset) as key:
         try:
             with PartitionWork.registered(dataset, key) as work:
                 yield work

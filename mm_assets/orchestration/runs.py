@@ -19,7 +19,7 @@ from dagster import DagsterEventType
 from dagster._core.errors import DagsterExecutionInterruptedError
 
 from mm_assets.errors import MmAssetsError
-from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name
+from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name, shard_partitions
 from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
 from mm_assets.pipeline.leases import LEASE_SECONDS, LeasedError, Leases
@@ -90,8 +90,8 @@ def tag_of(tags: Mapping[str, str], name: str) -> str:
 
 
 @contextmanager
-def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore) -> Iterator[None]:
-    """Works on the partition of a step alone, and tags its run with this process.
+def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore) -> Iterator[str]:
+    """Works on the partition of a step alone, and tags its run with this process; yields the partition's key.
 
     Raises:
         DagsterExecutionInterruptedError: another run is working on the partition: this one is canceled, since a run
@@ -99,8 +99,13 @@ def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, da
         dg.Failure: the run has no partition, or the storage failed.
     """
     if not context.has_partition_key:
-        how = 'in the UI under Materialize, on the command line with --tags \'{"dagster/partition": "KEY"}\''
-        raise dg.Failure(description=f"this asset has a partition per shard: choose one, {how}", allow_retries=False)
+        keys = sorted(context.instance.get_dynamic_partitions(shard_partitions(dataset.spec).name or ""))
+        tags = json.dumps({PARTITION_TAG: keys[0] if keys else "KEY"})
+        detail = (
+            f"the run names no partition: choose one under Materialize in the UI, or with --tags '{tags}' on the "
+            f"command line; `mm-assets run --dataset {dataset.spec.name}` registers the shards and runs all of them"
+        )
+        raise dg.Failure(description=detail, allow_retries=False)
     tag_process(context)
     with Leases(dataset, context.run.run_id) as leases, ExitStack() as held:
         try:
@@ -110,7 +115,7 @@ def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, da
             raise DagsterExecutionInterruptedError(str(error)) from error
         except MmAssetsError as error:
             raise failure_of(error, allow_retries=True) from shown_cause(error)
-        yield
+        yield context.partition_key
 
 
 @contextmanager

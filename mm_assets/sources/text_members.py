@@ -141,7 +141,11 @@ class TextMembers:
         }
         if loose:
             damaged = any((m.skip_reason or "").startswith("damaged") for m in members.skipped)
-            self._fill_spool(loose, salvage=damaged)
+            try:
+                self._fill_spool(loose, salvage=damaged)
+            except BaseException:
+                self.close()
+                raise
 
     def _fill_spool(self, ordinals: set[int], *, salvage: bool) -> None:
         with temporary_disk_named():

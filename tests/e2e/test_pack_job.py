@@ -395,3 +395,21 @@ def test_checks_of_packed_files_can_be_executed_alone(
     if setting == "rollup":  # without a partition it is what the records of all partitions say
         (found,) = execute(None).get_asset_check_evaluations()
         assert (found.passed, found.description) == (False, "1 of 1 partition failed")
+
+
+@pytest.mark.parametrize("job", ["captions_pack", "captions_check"])
+def test_a_run_without_a_partition_says_what_is_missing(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, job: str
+) -> None:
+    """The step fails with the option to give, with a key that there is, and with the command that needs none."""
+    spec = demo_spec("captions")
+    register_dataset(instance, DatasetStore(spec))
+    definition = build_definitions(spec).resolve_job_def(job)
+    result = definition.execute_in_process(instance=instance, raise_on_error=False)
+    first, *_ = result.get_step_failure_events()
+    data = first.step_failure_data
+    assert data.user_failure_data is not None
+    description = data.user_failure_data.description or ""
+    assert description.startswith("the run names no partition: ")
+    assert '--tags \'{"dagster/partition": "captions-00000"}\'' in description
+    assert "`mm-assets run --dataset captions`" in description
