@@ -29,6 +29,7 @@ from mm_assets.orchestration.report import end_of, failed_said, losses_table, ma
 from mm_assets.orchestration.resources import StorageRoot, open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     LOAD_TAG,
+    MAX_RETRIES_TAG,
     MOST_PARTITIONS,
     end_dead_loads,
     leased_run,
@@ -70,7 +71,6 @@ _MANIFEST_SECONDS = 900.0  # a long load makes what it has published available m
 _NAMED = 10  # failed partitions in the message of a run
 _EXPLAINED = 3  # of them those with the reason, and what to do
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the event log has it all
-_MAX_RETRIES = "dagster/max_retries"  # by the daemon
 _RAY_JOB_TAG = "dagster-ray/config"  # of the Ray job that `RayRunLauncher` makes of a run
 _DRIVER = '{"num_cpus": 0.001}'  # it waits for tasks, which need the processors; 0 would be the launcher's default
 
@@ -202,7 +202,7 @@ def execute_load(
             instance=instance,
             raise_on_error=False,
             run_id=run_id,
-            tags={**process_tags(run_id), _MAX_RETRIES: "0", **(tags or {})},  # its caller repeats the load
+            tags={**process_tags(run_id), MAX_RETRIES_TAG: "0", **(tags or {})},  # its caller repeats the load
             resources={resource_key(spec): StorageRoot(root=spec.root)},
         )
 

@@ -33,6 +33,7 @@ __all__ = [
     "ATTEMPT_TAG",
     "FINGERPRINT_TAG",
     "LOAD_TAG",
+    "MAX_RETRIES_TAG",
     "MOST_PARTITIONS",
     "PARTITION_TAG",
     "PROCESS_TAG",
@@ -42,6 +43,7 @@ __all__ = [
     "dataset_state",
     "end_dead_loads",
     "exclusive_step",
+    "expect_partition",
     "failed_attempts",
     "fruitless_load",
     "full_pool_said",
@@ -59,6 +61,7 @@ __all__ = [
 ]
 
 PARTITION_TAG = "dagster/partition"
+MAX_RETRIES_TAG = "dagster/max_retries"  # by the daemon
 _HIDDEN, _FORMER = ".dagster/mm_assets.", "mm_assets/"  # Dagster's pages do not show tags that begin with `.dagster/`
 PROCESS_TAG = f"{_HIDDEN}process"
 FINGERPRINT_TAG = f"{_HIDDEN}fingerprint"
@@ -98,14 +101,7 @@ def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, da
             that fails makes its partition failed.
         dg.Failure: the run has no partition, or the storage failed.
     """
-    if not context.has_partition_key:
-        keys = sorted(context.instance.get_dynamic_partitions(shard_partitions(dataset.spec).name or ""))
-        tags = json.dumps({PARTITION_TAG: keys[0] if keys else "KEY"})
-        detail = (
-            f"the run names no partition: choose one under Materialize in the UI, or with --tags '{tags}' on the "
-            f"command line; `mm-assets run --dataset {dataset.spec.name}` registers the shards and runs all of them"
-        )
-        raise dg.Failure(description=detail, allow_retries=False)
+    expect_partition(context.run, context.instance, dataset.spec)
     tag_process(context)
     with Leases(dataset, context.run.run_id) as leases, ExitStack() as held:
         try:
@@ -116,6 +112,20 @@ def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, da
         except MmAssetsError as error:
             raise failure_of(error, allow_retries=True) from shown_cause(error)
         yield context.partition_key
+
+
+def expect_partition(run: dg.DagsterRun, instance: dg.DagsterInstance, spec: DatasetSpec) -> None:
+    """Raises `dg.Failure` for a run that names no partition, with what to do."""
+    if PARTITION_TAG in run.tags:
+        return
+    keys = sorted(instance.get_dynamic_partitions(shard_partitions(spec).name or ""))
+    tags = json.dumps({PARTITION_TAG: keys[0] if keys else "KEY"})
+    detail = (
+        f"the run names no partition: choose one under Materialize in the UI, or with --tags '{tags}' on the command "
+        f"line; `mm-assets run --dataset {spec.name}` registers the shards and runs all of them"
+    )
+    instance.add_run_tags(run.run_id, {MAX_RETRIES_TAG: "0"})  # the daemon would repeat it
+    raise dg.Failure(description=detail, allow_retries=False)
 
 
 @contextmanager

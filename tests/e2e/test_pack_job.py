@@ -10,6 +10,8 @@ from typing import Any
 import dagster as dg
 import pyarrow.parquet as pq
 import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
 
 import mm_assets
 from mm_assets.checks.catalog import CATALOG
@@ -401,15 +403,14 @@ def test_checks_of_packed_files_can_be_executed_alone(
 def test_a_run_without_a_partition_says_what_is_missing(
     instance: dg.DagsterInstance, demo_spec: SpecOf, job: str
 ) -> None:
-    """The step fails with the option to give, with a key that there is, and with the command that needs none."""
+    """It fails before its first step, with the option to give, a key that there is, and the command that needs none."""
     spec = demo_spec("captions")
     register_dataset(instance, DatasetStore(spec))
     definition = build_definitions(spec).resolve_job_def(job)
-    result = definition.execute_in_process(instance=instance, raise_on_error=False)
-    first, *_ = result.get_step_failure_events()
-    data = first.step_failure_data
-    assert data.user_failure_data is not None
-    description = data.user_failure_data.description or ""
-    assert description.startswith("the run names no partition: ")
-    assert '--tags \'{"dagster/partition": "captions-00000"}\'' in description
-    assert "`mm-assets run --dataset captions`" in description
+    run = instance.create_run_for_job(definition)
+    execute_run(InMemoryJob(definition), run, instance)
+    (failed,) = [e.get_dagster_event() for e in instance.all_logs(run.run_id) if "FAILURE" in str(e.dagster_event_type)]
+    said = failed.event_specific_data.error.message.partition(": ")[2]
+    assert said.startswith("the run names no partition: ")
+    assert '--tags \'{"dagster/partition": "captions-00000"}\'' in said
+    assert "`mm-assets run --dataset captions`" in said
