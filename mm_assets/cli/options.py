@@ -201,14 +201,18 @@ class DatasetChoice:
         from mm_assets.orchestration.launch import declared_datasets
 
         try:
-            modules = (self.module,) if self.module is not None else definitions_modules(Path.cwd())
+            modules = {self.module: self.module} if self.module is not None else definitions_modules(Path.cwd())
         except ConfigError as error:
             if error.key != "--module":
                 raise
             raise ConfigError(error.where, error.key, f"{error.detail}; {self._undeclared_said()}") from None
         _find_dagster_home(read_only=read_only)  # declarations without a root are below it
         make_importable(Path.cwd())  # a module here need not be installed, as with `dagster -m`
-        return {name: spec for module in modules for name, spec in declared_datasets(module).items()}
+        return {
+            name: spec
+            for module, location in modules.items()
+            for name, spec in declared_datasets(module, location=location).items()
+        }
 
     def _undeclared_said(self) -> str:
         """How the command at hand is given a dataset that no project declares."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -52,17 +54,20 @@ def command(
     from mm_assets.view.server import bind
 
     specs = DatasetChoice(module=module).specs()
-    modules = (module,) if module is not None else definitions_modules(Path.cwd())
+    locations = {module: module} if module is not None else definitions_modules(Path.cwd())
     bind(host, port, advice=_OTHER).close()  # Dagster's other processes would run on without the pages
     if not os.environ.get(VIEWER_VARIABLE):
         _start_viewer(specs, host, viewer_port, hosts)
     echo(f"Dagster: http://{host}:{port}")
     sys.stdout.flush()
-    named = [word for one in modules for word in ("-m", one)]
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *import_places(Path.cwd())]))
-    dagster = [sys.executable, "-m", "dagster", "dev", "--host", host, "--port", str(port), *named, *dagster_arguments]
     warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), _IGNORED]))
-    code = _run(dagster, {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": warnings})
+    with tempfile.TemporaryDirectory(prefix="mm-assets-ui-") as folder:
+        workspace = Path(folder, "workspace.yaml")  # Dagster's options name modules, and not their code locations
+        entries = [{"python_module": {"module_name": m, "location_name": name}} for m, name in locations.items()]
+        workspace.write_text(json.dumps({"load_from": entries}), encoding="utf-8")
+        dagster = [sys.executable, "-m", "dagster", "dev", "--host", host, "--port", str(port), "-w", str(workspace)]
+        code = _run([*dagster, *dagster_arguments], {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": warnings})
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a thread of the viewer may be waiting for a remote file, and there is nothing to save

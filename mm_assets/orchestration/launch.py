@@ -118,8 +118,12 @@ def _unusable_named(home: Path) -> Iterator[None]:
         raise SourceError(error.filename or home, unusable_said(home, error.strerror or str(error))) from error
 
 
-def declared_datasets(module: str) -> dict[str, DatasetSpec | ConfigError]:
+def declared_datasets(module: str, *, location: str | None = None) -> dict[str, DatasetSpec | ConfigError]:
     """The datasets that a definitions module declares, by name: for a wrong declaration the error.
+
+    Args:
+        module: its name.
+        location: name of the code location that loads it; by default that of the module.
 
     Raises:
         ConfigError: the module cannot be loaded or has no definitions.
@@ -143,7 +147,7 @@ def declared_datasets(module: str) -> dict[str, DatasetSpec | ConfigError]:
         raise ConfigError(module, "module", "holds no Dagster definitions")
     for component in components:
         if not isinstance(component.declared, ConfigError):
-            declared_in(component.declared, module)
+            declared_in(component.declared, module, location or module)
     return {component.name: component.declared for component in components}
 
 
