@@ -10,6 +10,7 @@ from dagster._core.events import AssetObservationData
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.automation import automation_condition, freshness_policy
 from mm_assets.orchestration.checks import check_specs
+from mm_assets.orchestration.events import forget_planned_checks
 from mm_assets.orchestration.lineage import described_data
 from mm_assets.orchestration.partitions import asset_key, check_job_name, code_version, shard_partitions, shards_key
 from mm_assets.orchestration.report import (
@@ -98,6 +99,7 @@ def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage)
             with suppress(MmAssetsError, OSError):  # the storage may be what failed
                 dataset.write_failure(failure)
             _observe_failure(context, spec, failure)
+            forget_planned_checks(context.instance, context.run.run_id)
             if not isinstance(error, MmAssetsError):
                 raise
             said = failed_said(spec, failure)
@@ -119,6 +121,7 @@ def _stop_at_checks(
     for failure in failures:
         _observe_failure(context, spec, failure)
     if failures:
+        forget_planned_checks(context.instance, context.run.run_id)
         said = "\n".join(failed_said(spec, failure) for failure in failures)
         raise dg.Failure(description=said, allow_retries=False)
 

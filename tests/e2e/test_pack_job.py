@@ -414,3 +414,25 @@ def test_a_run_without_a_partition_says_what_is_missing(
     assert said.startswith("the run names no partition: ")
     assert '--tags \'{"dagster/partition": "captions-00000"}\'' in said
     assert "`mm-assets run --dataset captions`" in said
+
+
+def test_checks_that_never_ran_are_not_failed(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, demo_shards: Path, inbox: Callable[..., Path]
+) -> None:
+    """A run that ends at a truncated shard leaves no check planned: Dagster would show those of all stages failed."""
+    folder = inbox("captions-00000.tar")
+    (folder / "cut.tar").write_bytes((demo_shards / "captions-00000.tar").read_bytes()[:30_000])
+    spec = demo_spec("captions", shards=str(folder))
+    register_dataset(instance, DatasetStore(spec))
+    definitions = build_definitions(spec)
+    keys = [
+        key for asset in definitions.assets or () if isinstance(asset, dg.AssetsDefinition) for key in asset.check_keys
+    ]
+    before: dict[dg.AssetCheckKey, set[str]] = {}
+    for partition, is_ok in (("captions-00000", True), ("cut", False)):
+        assert pack(instance, spec, partition).success is is_ok
+        history = {key: instance.event_log_storage.get_asset_check_execution_history(key, limit=9) for key in keys}
+        found = {key: {record.status.value for record in records} for key, records in history.items()}
+        before = before or found
+    assert found == before
+    assert set().union(*found.values()) == {"SUCCEEDED"}
