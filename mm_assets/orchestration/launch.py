@@ -26,6 +26,7 @@ from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import add_partitions
 from mm_assets.orchestration.patience import away_named, patient, unusable_said
 from mm_assets.orchestration.runs import LOAD_TAG, MOST_PARTITIONS, full_pool_said
+from mm_assets.orchestration.viewer import expect_viewer
 from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.engines.base import Engine
 from mm_assets.pipeline.home import find_dagster_home
@@ -84,6 +85,7 @@ def open_instance() -> dg.DagsterInstance:
     home = ensure_dagster_home()
     with _unusable_named(home), away_named():
         _create_databases(home)
+        expect_viewer(home)
         return patient(dg.DagsterInstance.get())
 
 
