@@ -53,7 +53,7 @@ TARGET = "packed_datasets.definitions"
 def test_the_code_location_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str | None, location: str
 ) -> None:
-    """Dagster is told the name that `dg dev` and `dagster dev` give, by which it stores which sensors are on."""
+    """Dagster loads it under the name of `dg dev` and `dagster dev`, by which it stores which sensors are on."""
     folder = tmp_path / "my-project"
     make_project(folder)
     if text is not None:

@@ -233,7 +233,7 @@ WRONG = {
     "filters": "filters: [{type: text_length, min_charz: 3}]",
     "annotators": "annotators: [{type: image_size, prefix: 3}]",
     "source": "source: 'missing_module:Mine'",
-    "owners": "owners: [nobody]",
+    "owners": "owners: [me]",
     "refused": "description: of a dataset that Dagster refuses",
 }
 

@@ -14,7 +14,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 
 
 def test_two_commands_may_add_partitions_at_once(tmp_path: Path) -> None:
-    """Keys that another process adds between Dagster's look and its insertion are no error, and none is left out."""
+    """Keys that another process adds between Dagster's query and its insertion do not fail, and none is left out."""
     spec = DatasetSpec.from_config({"name": "d", "shards": "x", "root": str(tmp_path)}, where="defs.yaml")
     name = shard_partitions(spec).name
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
