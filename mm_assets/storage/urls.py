@@ -198,7 +198,9 @@ def credentials_fault(error: BaseException) -> str | None:
     names = _names(error)
     for fault, known in _CREDENTIALS_FAULTS.items():
         if name := next((name for name in known if name in names), None):
-            return fault.replace("{}", name)
+            replies = (getattr(cause, "response", None) for cause in _causes(error))
+            said = next((reply["Error"].get("Message") for reply in replies if isinstance(reply, Mapping)), None)
+            return fault.replace("{}", f"{name}: {said}" if said else name)
     return None
 
 

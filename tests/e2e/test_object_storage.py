@@ -521,7 +521,9 @@ def test_credentials_that_expire_during_a_load(
     failed = [run for run in ended if not run.ok]
     assert ended[0].ok
     assert failed
-    assert all("the credentials have expired (ExpiredToken)" in line for run in failed for line in run.failures)
+    assert all(
+        "the credentials have expired (ExpiredToken: injected)" in line for run in failed for line in run.failures
+    )
     (line,) = rest.failures
     assert f"{len(keys) - len(ended)} more partitions not run" in line
     assert pending_partitions(dataset) == keys[len(ended) - len(failed) :]

@@ -88,12 +88,12 @@ def options_for(url: str) -> dict[str, Any]:
     ("use", "code", "status", "message"),
     [
         *(
-            (use, "ExpiredToken", 400, r"the credentials have expired \(ExpiredToken\).*AWS_SESSION_TOKEN")
+            (use, "ExpiredToken", 400, r"the credentials have expired \(ExpiredToken: no\).*AWS_SESSION_TOKEN")
             for use in USES
         ),
         ("describe", "ExpiredToken", 403, r"the credentials have expired"),
-        ("describe", "InvalidToken", 400, r"does not accept the credentials \(InvalidToken\).*AWS_PROFILE"),
-        ("describe", "InvalidAccessKeyId", 403, r"does not accept the credentials \(InvalidAccessKeyId\)"),
+        ("describe", "InvalidToken", 400, r"does not accept the credentials \(InvalidToken: no\).*AWS_PROFILE"),
+        ("describe", "InvalidAccessKeyId", 403, r"does not accept the credentials \(InvalidAccessKeyId: no\)"),
         ("describe", "SignatureDoesNotMatch", 403, r"does not accept the credentials"),
         ("describe", "RequestTimeTooSkewed", 403, r"the clock of this machine"),
     ],
