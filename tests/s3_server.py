@@ -109,7 +109,7 @@ class Faults:
             return self._reset(environ)
         if kind in _REPLIES:
             status, code = _REPLIES[kind]
-            body = _ERROR.format(code).encode()
+            body = b"" if environ["REQUEST_METHOD"] == "HEAD" else _ERROR.format(code).encode()
             start_response(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
             return [body]
         if kind == "slow":
