@@ -26,6 +26,7 @@ __all__ = [
     "CollateError",
     "ConfigError",
     "CorruptError",
+    "CredentialsError",
     "EncodeError",
     "FilterError",
     "FormatError",
@@ -49,6 +50,7 @@ __all__ = [
     "masked_urls",
     "meant",
     "optional_import",
+    "temporary_disk_named",
 ]
 
 _P = ParamSpec("_P")
@@ -216,13 +218,28 @@ def full_disk_named(path: object) -> Iterator[None]:
         raise SourceError(path, f"{what}: {_way_out(path, cause.errno)}, then run this again") from cause
 
 
+@contextmanager
+def temporary_disk_named() -> Iterator[None]:
+    """Turn the system's refusal to store temporary files into a `SourceError` that names their folder."""
+    import tempfile
+
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError as error:  # it tried to write to $TMPDIR and to the system's places
+        detail = f"cannot be written: {error.strerror}: set it to a folder with free space, then run this again"
+        raise SourceError("TMPDIR", detail) from error
+    with full_disk_named(folder):
+        yield
+
+
 def _way_out(path: object, refused: int) -> str:
     """What to do about a file system that stores no more of a file."""
     if refused == errno.EFBIG:
         return "give it a file system, or a limit (ulimit -f), for larger files"
     disk = "its disk"
     if "://" not in str(path):
-        mounted = (str(place) for place in Path(str(path)).absolute().parents if place.is_mount())
+        target = Path(str(path)).absolute()
+        mounted = (str(place) for place in (target, *target.parents) if place.is_mount())
         disk = f"the disk at {next(mounted, 'its root')}"
     if refused == errno.EROFS:
         return f"make {disk} writable"
@@ -231,6 +248,10 @@ def _way_out(path: object, refused: int) -> str:
 
 class ChangedError(SourceError):
     """A file was replaced by another process since it was read."""
+
+
+class CredentialsError(SourceError):
+    """The storage does not accept the credentials, which have expired for instance: every request will fail alike."""
 
 
 class ShardError(SourceError):

@@ -59,6 +59,7 @@ class Recorder:
 
 
 _REPLIES = {
+    "400": ("400 Bad Request", "ExpiredToken"),
     "500": ("500 Internal Server Error", "InternalError"),
     "501": ("501 Not Implemented", "NotImplemented"),
     "503": ("503 Slow Down", "SlowDown"),
@@ -73,6 +74,7 @@ class Faults:
         every: how many requests one fails of; 0 for none.
         kinds: the faults that are injected.
         conditional: whether uploads with conditions are implemented; else the reply is 501.
+        is_expired: whether the credentials have expired: every reply is 400, to HEAD without a reason.
         injected: faults so far, by kind.
     """
 
@@ -83,6 +85,7 @@ class Faults:
         self.every = 0
         self.kinds = self.KINDS
         self.conditional = True
+        self.is_expired = False
         self.injected: dict[str, int] = dict.fromkeys(self.KINDS, 0)
         self._numbers = count()
         self._lock = threading.Lock()
@@ -100,11 +103,13 @@ class Faults:
         conditions = environ.keys() & {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"}
         if conditions and environ["REQUEST_METHOD"] == "PUT" and not self.conditional:
             kind = "501"
+        if self.is_expired:
+            kind = "400"
         if kind == "reset before":
             return self._reset(environ)
         if kind in _REPLIES:
             status, code = _REPLIES[kind]
-            body = _ERROR.format(code).encode()
+            body = b"" if environ["REQUEST_METHOD"] == "HEAD" else _ERROR.format(code).encode()
             start_response(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
             return [body]
         if kind == "slow":

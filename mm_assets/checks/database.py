@@ -6,6 +6,7 @@ temporary is not seen by another, and is gone when it is closed.
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import tempfile
@@ -40,6 +41,18 @@ class _Database:
 
 
 _DATABASES: dict[int, _Database] = {}  # by process: a forked child opens its own
+
+
+@atexit.register
+def _close() -> None:
+    """Closes the database of this process.
+
+    A thread of a storage client that runs until the interpreter ends keeps modules alive: DuckDB's bindings would
+    report each object that the connection holds as leaked.
+    """
+    database = _DATABASES.pop(os.getpid(), None)
+    if database is not None and database.opened is not None:
+        database.opened.close()
 
 
 def _database() -> _Database:

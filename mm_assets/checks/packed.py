@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from mm_assets.checks.alignment import Facts
 from mm_assets.checks.context import CheckContext
 from mm_assets.checks.relations import TableBuilder, TableRelations, schema_of, table_of
-from mm_assets.errors import BadMagicError, FormatError, LimitError, SourceError
+from mm_assets.errors import BadMagicError, FormatError, LimitError, SourceError, temporary_disk_named
 from mm_assets.fields import Field, Item, complete_config
 from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc32c, open_reader
 from mm_assets.packing.pack import listing_json
@@ -208,10 +208,11 @@ class PackedFiles:
             raise SourceError(store.url, f"there is no packed {form} file to check")
         if store.is_local:
             return RemoteFile(str(store.local_path(name)), store.storage_options)
-        folder = self._scratch.enter_context(tempfile.TemporaryDirectory(prefix="mm-assets-packed-"))
-        copy = Path(folder) / f"packed.{form}"
-        with SourceFile(store.url_of(name), store.storage_options) as source, copy.open("wb") as target:
-            shutil.copyfileobj(source.stream(), target, 4 << 20)
+        with temporary_disk_named():
+            folder = self._scratch.enter_context(tempfile.TemporaryDirectory(prefix="mm-assets-packed-"))
+            copy = Path(folder) / f"packed.{form}"
+            with SourceFile(store.url_of(name), store.storage_options) as source, copy.open("wb") as target:
+                shutil.copyfileobj(source.stream(), target, 4 << 20)
         return RemoteFile(str(copy))
 
     @cached_property

@@ -193,14 +193,18 @@ class DatasetChoice:
         from mm_assets.orchestration.launch import declared_datasets
 
         try:
-            modules = (self.module,) if self.module is not None else definitions_modules(Path.cwd())
+            modules = {self.module: self.module} if self.module is not None else definitions_modules(Path.cwd())
         except ConfigError as error:
             if error.key != "--module":
                 raise
             raise self._no_project(error) from None
         _find_dagster_home(read_only=read_only)  # declarations without a root are below it
         make_importable(Path.cwd())  # a module here need not be installed, as with `dagster -m`
-        return {name: spec for module in modules for name, spec in declared_datasets(module).items()}
+        return {
+            name: spec
+            for module, location in modules.items()
+            for name, spec in declared_datasets(module, location=location).items()
+        }
 
     def _no_project(self, error: ConfigError) -> ConfigError:
         """The error of a command that was given neither a project nor shards, with what to give it."""

@@ -50,8 +50,11 @@ def defs() -> dg.Definitions:
 _PROJECT_TABLES = {"pyproject.toml": ("tool", "dg", "project"), "dg.toml": ("project",)}
 
 
-def definitions_modules(start: Path) -> Sequence[str]:
-    """Names of the definitions modules of the project around a folder, which can be imported afterwards.
+def definitions_modules(start: Path) -> Mapping[str, str]:
+    """The definitions modules of the project around a folder, which can be imported afterwards.
+
+    Returns:
+        By the name of each module, the name of its code location, which is that of `dg dev` and `dagster dev`.
 
     Raises:
         ConfigError: there is no project, or its file does not name a module.
@@ -78,7 +81,7 @@ def declarations_folder(start: Path) -> Path:
     folder = project_folder(start)
     assert folder is not None  # else there are no modules
     named = (_defs_module(folder / name, keys) for name, keys in _PROJECT_TABLES.items())
-    module = next(filter(None, named), None) or f"{modules[0].rpartition('.')[0]}.defs".lstrip(".")
+    module = next(filter(None, named), None) or f"{next(iter(modules)).rpartition('.')[0]}.defs".lstrip(".")
     package, *below = module.split(".")
     for place in (folder / "src", folder):
         if (place / package).is_dir():
@@ -134,17 +137,17 @@ def project_folder(start: Path) -> Path | None:
     return None
 
 
-def _modules_of(folder: Path) -> Sequence[str]:
+def _modules_of(folder: Path) -> Mapping[str, str]:
     for name, keys in _PROJECT_TABLES.items():
         if (folder / name).is_file():
             found = _project_module(folder / name, keys)
             if found is not None:
-                return (found,)
-    return _workspace_modules(folder / _WORKSPACE) if (folder / _WORKSPACE).is_file() else ()
+                return found
+    return _workspace_modules(folder / _WORKSPACE) if (folder / _WORKSPACE).is_file() else {}
 
 
-def _project_module(file: Path, keys: Sequence[str]) -> str | None:
-    """The definitions module that a TOML file names; None where it describes no Dagster project."""
+def _project_module(file: Path, keys: Sequence[str]) -> Mapping[str, str] | None:
+    """The definitions module that a TOML file names, with its location; None where it describes no Dagster project."""
     table = _project_table(file, keys)
     if table is None:
         return None
@@ -152,7 +155,7 @@ def _project_module(file: Path, keys: Sequence[str]) -> str | None:
     module = table.get("code_location_target_module", f"{root}.definitions" if root else None)
     if not isinstance(module, str):
         raise ConfigError(str(file), ".".join((*keys, "root_module")), "is missing: the project's Python package")
-    return module
+    return {module: str(table.get("code_location_name", file.parent.name))}
 
 
 def _defs_module(file: Path, keys: Sequence[str]) -> str | None:
@@ -174,7 +177,7 @@ def _project_table(file: Path, keys: Sequence[str]) -> Mapping[str, Any] | None:
     return table if isinstance(table, Mapping) else None
 
 
-def _workspace_modules(file: Path) -> Sequence[str]:
+def _workspace_modules(file: Path) -> Mapping[str, str]:
     import yaml
 
     try:
@@ -182,14 +185,15 @@ def _workspace_modules(file: Path) -> Sequence[str]:
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(str(file), "file", f"is not YAML: {' '.join(str(error).split())}") from error
     entries = content.get("load_from") if isinstance(content, Mapping) else None
-    modules: list[str] = []
+    modules: dict[str, str] = {}
     for entry in entries if isinstance(entries, list) else ():
         named = entry.get("python_module") if isinstance(entry, Mapping) else None
         module = named.get("module_name") if isinstance(named, Mapping) else named
         if not isinstance(module, str):
             detail = f"found {entry!r}, expected python_module: name the definitions module with --module instead"
             raise ConfigError(str(file), "load_from", detail)
-        modules.append(module)
+        location = named.get("location_name") if isinstance(named, Mapping) else None
+        modules[module] = location if isinstance(location, str) else module
     if not modules:
         raise ConfigError(str(file), "load_from", "names no python_module")
     return modules

@@ -36,7 +36,7 @@ from mm_assets.cli.output import (
 )
 from mm_assets.cli.progress import LoadProgress, stderr_of_its_own
 from mm_assets.cli.run_summary import next_steps, print_manifests, print_summary, summary_counts
-from mm_assets.errors import ConfigError, MmAssetsError, meant
+from mm_assets.errors import ConfigError, CredentialsError, MmAssetsError, meant
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
@@ -340,7 +340,10 @@ class _Run:
                 progress.begin("")
                 engine, present = engines[options], self.present.pop(name)
                 if not self.is_recorded:
-                    run_unrecorded(present, keys, engine=engine, first=self.first, observed=observe)
+                    try:
+                        run_unrecorded(present, keys, engine=engine, first=self.first, observed=observe)
+                    except CredentialsError as error:  # what was done before is reported
+                        self.failed.append(f"{name}: {error}")
                     stop.check()
                     if (fault := registration_fault(dataset, present.partitions, keys)) is not None:
                         self.failed.append(f"{name}: {fault}")

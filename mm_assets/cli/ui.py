@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,13 +36,16 @@ _IGNORED = "ignore:Function `dev_command` is superseded,ignore:Parameter `owners
 @click.option("--module", "-m", help="Definitions module; by default that of the project around this folder.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that both listen on.")
 @click.option("--port", default=3000, show_default=True, type=click.IntRange(1, 65535), help="Port of Dagster's pages.")
-@click.option(
-    "--viewer-port", default=3001, show_default=True, type=click.IntRange(1, 65535), help="Port of the viewer."
-)
+@click.option("--viewer-port", type=click.IntRange(1, 65535), help="Port of the viewer. Default: 3001.")
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Another name of this machine in URLs.")
 @click.argument("dagster_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS OF DAGSTER DEV]")
 def command(
-    module: str | None, host: str, port: int, viewer_port: int, hosts: tuple[str, ...], dagster_arguments: Sequence[str]
+    module: str | None,
+    host: str,
+    port: int,
+    viewer_port: int | None,
+    hosts: tuple[str, ...],
+    dagster_arguments: Sequence[str],
 ) -> None:
     """Start Dagster's pages and daemon, and a viewer of all datasets that their links open.
 
@@ -48,21 +53,24 @@ def command(
     MM_ASSETS_VIEWER_URL set, they lead there and no viewer is started.
     """
     from mm_assets.cli.project import definitions_modules, import_places
-    from mm_assets.orchestration.viewer import VIEWER_VARIABLE
+    from mm_assets.orchestration.viewer import VIEWER_PORT, VIEWER_VARIABLE
     from mm_assets.view.server import bind
 
     specs = DatasetChoice(module=module).specs()
-    modules = (module,) if module is not None else definitions_modules(Path.cwd())
+    locations = {module: module} if module is not None else definitions_modules(Path.cwd())
     bind(host, port, advice=_OTHER).close()  # Dagster's other processes would run on without the pages
     if not os.environ.get(VIEWER_VARIABLE):
-        _start_viewer(specs, host, viewer_port, hosts)
+        _start_viewer(specs, host, viewer_port or VIEWER_PORT, hosts)
     echo(f"Dagster: http://{host}:{port}")
     sys.stdout.flush()
-    named = [word for one in modules for word in ("-m", one)]
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *import_places(Path.cwd())]))
-    dagster = [sys.executable, "-m", "dagster", "dev", "--host", host, "--port", str(port), *named, *dagster_arguments]
     warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), _IGNORED]))
-    code = _run(dagster, {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": warnings})
+    with tempfile.TemporaryDirectory(prefix="mm-assets-ui-") as folder:
+        workspace = Path(folder, "workspace.yaml")  # Dagster's options name modules, and not their code locations
+        entries = [{"python_module": {"module_name": m, "location_name": name}} for m, name in locations.items()]
+        workspace.write_text(json.dumps({"load_from": entries}), encoding="utf-8")
+        dagster = [sys.executable, "-m", "dagster", "dev", "--host", host, "--port", str(port), "-w", str(workspace)]
+        code = _run([*dagster, *dagster_arguments], {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": warnings})
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a thread of the viewer may be waiting for a remote file, and there is nothing to save

@@ -451,8 +451,7 @@ class Dataset:
 
         Raises:
             KeyError: no such modality.
-            SchemaMismatchError: a modality is of a type that is not known here.
-            CorruptError: the file's schema has values of an impossible size.
+            SchemaMismatchError: a modality is of a type that is not known here, or its values are too large for arrays.
             ValueError: a negative `n`.
         """
         return self._samples.batch_layout(n, modalities)

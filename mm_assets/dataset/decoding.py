@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.dataset.workers import WorkerPool, end
-from mm_assets.errors import CorruptError, FormatError, LimitError
+from mm_assets.errors import FormatError, LimitError, SchemaMismatchError
 from mm_assets.fields import ArraySpec, Field
 from mm_assets.fields.base import PAYLOAD, Out
 from mm_assets.formats import Column
@@ -68,7 +68,7 @@ def batch_layout(field: Field, name: str, path: str, count: int) -> ArraySpec | 
     """Shape, the number of rows first, and dtype of the arrays of a batch; None where it is a list.
 
     Raises:
-        CorruptError: the file's field says that one value takes more than `MAX_ROW_BYTES`.
+        SchemaMismatchError: the file's field says that one value takes more than `MAX_ROW_BYTES`.
     """
     layout = field.value_layout
     if layout is None:
@@ -77,8 +77,8 @@ def batch_layout(field: Field, name: str, path: str, count: int) -> ArraySpec | 
     for one in whole.values():
         size = math.prod(one.shape) * one.dtype.itemsize
         if size > MAX_ROW_BYTES:
-            detail = f"values of shape {one.shape} are too large"
-            raise CorruptError(path, detail, modality=name, found=f"{size} bytes", expected=f"up to {MAX_ROW_BYTES}")
+            detail = f"values of shape {one.shape} take {size} bytes each, at most {MAX_ROW_BYTES} are read into arrays"
+            raise SchemaMismatchError(f"{path}: modality {name!r}: {detail}")
     found = {key: ArraySpec((count, *one.shape), one.dtype) for key, one in whole.items()}
     return found[""] if isinstance(layout, ArraySpec) else found
 

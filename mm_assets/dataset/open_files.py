@@ -26,7 +26,7 @@ import numpy.typing as npt
 from mm_assets.dataset.files import MAX_OPEN, NUM_REQUESTS, PackedFiles, Reader
 from mm_assets.dataset.id_index import IdLookup
 from mm_assets.dataset.workers import WorkerPool, end
-from mm_assets.errors import FormatError, SchemaMismatchError, SourceError
+from mm_assets.errors import CredentialsError, FormatError, SchemaMismatchError, SourceError
 from mm_assets.formats import FileDamage, SampleIds, VerifyReport
 from mm_assets.formats.batch import Indices, check_index, check_indices
 from mm_assets.formats.sample_ids import SortedIndex
@@ -357,6 +357,8 @@ class OpenFiles:
                     first = first or reader
                     files.check_alike(first, reader)
                     report = reader.verify()
+            except CredentialsError:  # of the reader's, and not the file's
+                raise
             except (FormatError, SchemaMismatchError, SourceError, OSError) as error:
                 damage.append(FileDamage(message=str(error)))
                 continue

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 from mm_assets.errors import ConfigError, meant
 from mm_assets.fields.registry import load_class
 from mm_assets.filters.base import Annotator, Filter
 from mm_assets.rows.schema import PIPELINE_FILTERS, UserColumn
 
-__all__ = ["BUILTIN_ANNOTATORS", "BUILTIN_FILTERS", "build_annotator", "build_filter"]
+__all__ = ["BUILTIN_ANNOTATORS", "BUILTIN_FILTERS", "build_annotator", "build_filter", "parameter_schemas"]
 
 # Type name in a declaration -> where the class is. Classes are imported when they are first built.
 BUILTIN_FILTERS: Mapping[str, str] = {
@@ -86,6 +86,26 @@ def build_annotator(config: Mapping[str, Any], *, where: object, key: str) -> An
     if not built.columns or not all(isinstance(column, UserColumn) for column in built.columns):
         raise ConfigError(where, f"{key}.type", f"{built.name} declares no columns, expected `UserColumn`s")
     return built
+
+
+def parameter_schemas(table: Mapping[str, str], base: type) -> dict[str, dict[str, Any]]:
+    """The JSON schema of each key that a declaration of a built-in filter or annotator may have, by type name.
+
+    Args:
+        table: `BUILTIN_FILTERS` or `BUILTIN_ANNOTATORS`.
+        base: `Filter` or `Annotator`.
+    """
+    from pydantic import TypeAdapter
+
+    text = {"type": "string"}
+    common = {"name": text, **({"after_content": {"type": "boolean"}, "scope": text} if base is Filter else {})}
+    found = {}
+    for kind, place in table.items():
+        cls = load_class(place, base)
+        hints = get_type_hints(cls.__init__)
+        names = inspect.signature(cls).parameters
+        found[kind] = {**common, **{name: TypeAdapter(hints[name]).json_schema() for name in names}}
+    return found
 
 
 def _build(

@@ -241,7 +241,8 @@ class PackedReader(ABC):
                 "no tail: the file is truncated, or another writer made it; then its modalities must be given",
             )
         if self.verifies:
-            raise CorruptError(self.path, "no tail, and so no checksums that verify=True could check")
+            detail = "has no tail, and so no checksums: another writer made it; open it without verify=True"
+            raise SchemaMismatchError(f"{self.path}: {detail}")
         self._match(given, head.descriptors)
         by_hash = {name_hash(spec.name): spec for spec in given}
         return tuple(by_hash[descriptor.name_hash] for descriptor in head.descriptors)

@@ -10,6 +10,7 @@ from dagster._core.events import AssetObservationData
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.automation import automation_condition, freshness_policy
 from mm_assets.orchestration.checks import check_specs
+from mm_assets.orchestration.events import forget_planned_checks
 from mm_assets.orchestration.lineage import described_data
 from mm_assets.orchestration.partitions import asset_key, check_job_name, code_version, shard_partitions, shards_key
 from mm_assets.orchestration.report import (
@@ -88,8 +89,8 @@ def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage)
     What ends it is stored as the failure of the partition. The library's own errors are raised as a failure that says
     what to do; a bug keeps its traceback.
     """
-    dataset, key = open_dataset(context, spec), context.partition_key
-    with exclusive_step(context, dataset):
+    dataset = open_dataset(context, spec)
+    with exclusive_step(context, dataset) as key:
         try:
             with PartitionWork.registered(dataset, key) as work:
                 yield work
@@ -98,6 +99,7 @@ def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage)
             with suppress(MmAssetsError, OSError):  # the storage may be what failed
                 dataset.write_failure(failure)
             _observe_failure(context, spec, failure)
+            forget_planned_checks(context.instance, context.run.run_id)
             if not isinstance(error, MmAssetsError):
                 raise
             said = failed_said(spec, failure)
@@ -119,6 +121,7 @@ def _stop_at_checks(
     for failure in failures:
         _observe_failure(context, spec, failure)
     if failures:
+        forget_planned_checks(context.instance, context.run.run_id)
         said = "\n".join(failed_said(spec, failure) for failure in failures)
         raise dg.Failure(description=said, allow_retries=False)
 

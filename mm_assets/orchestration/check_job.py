@@ -10,6 +10,7 @@ import dagster as dg
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.events import Batch, RunEvents
+from mm_assets.orchestration.jobs import partition_executor
 from mm_assets.orchestration.partitions import check_job_name, shard_partitions
 from mm_assets.orchestration.report import check_results, evaluation_of, failed_checks, failed_observation, failed_said
 from mm_assets.orchestration.resources import open_dataset, resource_key
@@ -45,7 +46,7 @@ def build_check_job(spec: DatasetSpec) -> dg.JobDefinition:
         name=check_job_name(spec),
         description=f"The checks of {scope} of {spec.name}, on the files that are there.{about}",
         partitions_def=None if spec.checks == "rollup" else shard_partitions(spec),
-        executor_def=dg.in_process_executor,
+        executor_def=dg.in_process_executor if spec.checks == "rollup" else partition_executor(spec),
     )
     def job() -> None:
         check_partition()

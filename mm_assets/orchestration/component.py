@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, Self
 
 import dagster as dg
+from dagster._utils.schedules import is_valid_cron_schedule
 from pydantic import BaseModel, RootModel, model_validator
 
 from mm_assets.errors import ConfigError
@@ -152,6 +153,8 @@ class ShardDataset(dg.Component):
             config, root = context.resolution_context.resolve_value(given), default_root()
             declared = DatasetSpec.from_config(config, where=str(where), base=where.parent, default_root=root)
             name = declared.name
+            if not is_valid_cron_schedule(declared.cron):  # the thirtieth of February
+                raise ConfigError(where, "cron", f"is {declared.cron!r}, which Dagster takes for no time")
         except ConfigError as error:
             variables = ", ".join(sorted({variable for _, variable, _ in unset}))
             note = f"; dataset {name!r} names environment variables that are not set: {variables}" if unset else ""
@@ -165,7 +168,15 @@ class ShardDataset(dg.Component):
         defs` fails on it all the same.
         """
         if not isinstance(self.declared, ConfigError) or os.environ.get(_VALIDATION) == "1":
-            return build_definitions(self.spec)
+            try:
+                return build_definitions(self.spec)
+            except Exception as error:  # of Dagster, which refuses a value; only this dataset has it
+                if isinstance(error, ConfigError) or not isinstance(self.declared, DatasetSpec):
+                    raise
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                self.declared = ConfigError(self.declared.where, "attributes", f"Dagster refuses them: {reason}")
+                if os.environ.get(_VALIDATION) == "1":
+                    raise self.declared from error
         if _LEFT_OUT.get():
             return dg.Definitions()
         _logger.error("dataset %r is left out: its declaration is wrong: %s", self.name, self.declared)

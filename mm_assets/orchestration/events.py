@@ -21,14 +21,16 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData as Target,
 )
 from dagster._core.events import AssetMaterializationPlannedData, AssetObservationData, StepMaterializationData
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log import EventLogStorage, SqlEventLogStorage, SqliteEventLogStorage
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
 from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
 
 from mm_assets.errors import masked_urls
 from mm_assets.orchestration.patience import Patient, impatient
 
-__all__ = ["Batch", "RunEvents", "Target"]
+__all__ = ["Batch", "RunEvents", "Target", "forget_planned_checks"]
 
 _Entry: Any = dg.EventLogEntry  # its constructor has no annotations
 _POSTGRES = "PostgresEventLogStorage"  # of dagster-postgres, which is not a requirement of ours
@@ -309,6 +311,20 @@ class _Transactions(SqlEventLogStorage):
             super()._update_asset_check_evaluation(event, event_id)
         else:
             self._store_runless_asset_check_evaluation(event, event_id)
+
+
+def forget_planned_checks(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Removes what a run that fails had planned to check: Dagster would show checks that never ran as failed."""
+    storage = instance.event_log_storage
+    if isinstance(storage, SqlEventLogStorage):
+        planned = AssetCheckExecutionRecordStatus.PLANNED.value
+        rows = AssetCheckExecutionsTable.c
+        with storage.index_connection() as connection:
+            connection.execute(
+                AssetCheckExecutionsTable.delete().where(
+                    sqlalchemy.and_(rows.run_id == run_id, rows.execution_status == planned)
+                )
+            )
 
 
 def _latest(instance: dg.DagsterInstance, asset: dg.AssetKey, partition: str | None) -> Target | None:

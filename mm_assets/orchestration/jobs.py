@@ -1,15 +1,16 @@
 """Jobs: `<dataset>_pack` takes one partition from shard to marker, `<dataset>_manifest` makes the next version."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dagster as dg
 
 from mm_assets.orchestration.partitions import job_name, manifest_job_name
+from mm_assets.orchestration.runs import expect_partition
 from mm_assets.pipeline.chain import MANIFEST
 from mm_assets.pipeline.spec import DatasetSpec
 
-__all__ = ["build_jobs"]
+__all__ = ["build_jobs", "partition_executor"]
 
 
 def build_jobs(spec: DatasetSpec, assets: Iterable[dg.AssetsDefinition]) -> list[Any]:  # the type is not public
@@ -18,6 +19,7 @@ def build_jobs(spec: DatasetSpec, assets: Iterable[dg.AssetsDefinition]) -> list
     Assets are selected by key, the only attribute that a declaration's `post_processing` cannot change. Dagster refuses
     a selected key that is missing, so neither job is ever without steps.
     """
+    executors = {job_name(spec): partition_executor(spec), manifest_job_name(spec): dg.in_process_executor}
     manifest = dg.AssetKey([spec.name, MANIFEST.name])
     partitioned = [key for asset in assets for key in asset.keys if key != manifest]
     about = f" {spec.description}" if spec.description else ""
@@ -29,8 +31,30 @@ def build_jobs(spec: DatasetSpec, assets: Iterable[dg.AssetsDefinition]) -> list
         dg.define_asset_job(
             name,
             selection=dg.AssetSelection.assets(*keys),
-            executor_def=dg.in_process_executor,
+            executor_def=executors[name],
             description=description + about,
         )
         for name, keys, description in jobs
     ]
+
+
+def partition_executor(spec: DatasetSpec) -> dg.ExecutorDefinition:
+    """The executor of Dagster for one process, which begins no step of a run without a partition.
+
+    Dagster itself looks up the partition before a step begins, and fails with an error that does not say what to do.
+    """
+
+    def create(context: dg.InitExecutorContext) -> dg.Executor:
+        create_executor: Any = dg.in_process_executor.executor_creation_fn
+        executor: dg.Executor = create_executor(context)
+        execute = executor.execute
+
+        def checked(plan_context: Any, plan: Any) -> Iterator[dg.DagsterEvent]:
+            expect_partition(plan_context.dagster_run, plan_context.instance, spec)
+            yield from execute(plan_context, plan)
+
+        vars(executor)["execute"] = checked
+        return executor
+
+    in_process: Any = dg.in_process_executor
+    return dg.ExecutorDefinition(in_process.name, in_process.config_schema, executor_creation_fn=create)

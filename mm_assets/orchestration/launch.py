@@ -26,6 +26,7 @@ from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import add_partitions
 from mm_assets.orchestration.patience import away_named, patient, unusable_said
 from mm_assets.orchestration.runs import LOAD_TAG, MOST_PARTITIONS, full_pool_said
+from mm_assets.orchestration.viewer import expect_viewer
 from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.engines.base import Engine
 from mm_assets.pipeline.home import find_dagster_home
@@ -84,6 +85,7 @@ def open_instance() -> dg.DagsterInstance:
     home = ensure_dagster_home()
     with _unusable_named(home), away_named():
         _create_databases(home)
+        expect_viewer(home)
         return patient(dg.DagsterInstance.get())
 
 
@@ -118,8 +120,12 @@ def _unusable_named(home: Path) -> Iterator[None]:
         raise SourceError(error.filename or home, unusable_said(home, error.strerror or str(error))) from error
 
 
-def declared_datasets(module: str) -> dict[str, DatasetSpec | ConfigError]:
+def declared_datasets(module: str, *, location: str | None = None) -> dict[str, DatasetSpec | ConfigError]:
     """The datasets that a definitions module declares, by name: for a wrong declaration the error.
+
+    Args:
+        module: its name.
+        location: name of the code location that loads it; by default that of the module.
 
     Raises:
         ConfigError: the module cannot be loaded or has no definitions.
@@ -143,7 +149,7 @@ def declared_datasets(module: str) -> dict[str, DatasetSpec | ConfigError]:
         raise ConfigError(module, "module", "holds no Dagster definitions")
     for component in components:
         if not isinstance(component.declared, ConfigError):
-            declared_in(component.declared, module)
+            declared_in(component.declared, module, location or module)
     return {component.name: component.declared for component in components}
 
 
@@ -220,6 +226,8 @@ def run_load(
                 failures += said
                 break
             tags = tags or {LOAD_TAG: run_id}
+        if load.refusal and load.is_complete:  # else the run that failed has said it
+            failures.append(load.refusal)
         if load.unrecorded:
             failures.append(lost_said(spec, load.unrecorded))
     return PartitionRun(

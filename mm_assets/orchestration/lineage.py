@@ -47,7 +47,7 @@ def described_data(spec: DatasetSpec, stage: Stage) -> tuple[dict[str, Any], dic
     folder = f"{spec.root.rstrip('/')}/{spec.name}"
     metadata: dict[str, Any] = {"dagster/uri": masked_urls(f"{folder}/{_place(stage)}")}
     if link := viewer_link(spec.name):
-        metadata["viewer"] = dg.MetadataValue.url(link)
+        metadata["viewer"] = dg.MetadataValue.md(f"[samples]({link})")
     if stage.tables:
         metadata["dagster/table_name"] = f"{spec.name}.{stage.tables[0].name}"
         metadata["dagster/column_schema"] = _columns(spec, stage, schema)

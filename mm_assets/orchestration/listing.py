@@ -23,12 +23,13 @@ from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["declared_in", "listed_under_its_job"]
 
-_MODULES: dict[tuple[str, str], str] = {}  # definitions module by file and name of a declaration
+# Definitions module and code location by file and name of a declaration.
+_MODULES: dict[tuple[str, str], tuple[str, str]] = {}
 
 
-def declared_in(spec: DatasetSpec, module: str) -> None:
-    """Notes the definitions module that declares a dataset; Dagster calls a code location as its module."""
-    _MODULES[spec.where, spec.name] = module
+def declared_in(spec: DatasetSpec, module: str, location: str) -> None:
+    """Notes the definitions module that declares a dataset, and the name of its code location."""
+    _MODULES[spec.where, spec.name] = module, location
 
 
 @contextmanager
@@ -54,9 +55,9 @@ def listed_under_its_job(
 
 
 def _origin(spec: DatasetSpec) -> RemoteJobOrigin | None:
-    module = _MODULES.get((spec.where, spec.name))
-    if module is None:
+    if (spec.where, spec.name) not in _MODULES:
         return None
+    module, name = _MODULES[spec.where, spec.name]
     target = LoadableTargetOrigin(executable_path=sys.executable, module_name=module)
-    location = ManagedGrpcPythonEnvCodeLocationOrigin(target, location_name=module)
+    location = ManagedGrpcPythonEnvCodeLocationOrigin(target, location_name=name)
     return RemoteJobOrigin(RemoteRepositoryOrigin(location, SINGLETON_REPOSITORY_NAME), load_job_name(spec))

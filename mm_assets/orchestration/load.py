@@ -17,7 +17,7 @@ import dagster as dg
 from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
-from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.errors import ConfigError, CredentialsError, MmAssetsError, masked_urls
 from mm_assets.orchestration.interrupts import sigterm_kept
 from mm_assets.orchestration.listing import listed_under_its_job
 from mm_assets.orchestration.mirror import Mirror, lost_said
@@ -29,6 +29,7 @@ from mm_assets.orchestration.report import end_of, failed_said, losses_table, ma
 from mm_assets.orchestration.resources import StorageRoot, open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     LOAD_TAG,
+    MAX_RETRIES_TAG,
     MOST_PARTITIONS,
     end_dead_loads,
     leased_run,
@@ -70,7 +71,6 @@ _MANIFEST_SECONDS = 900.0  # a long load makes what it has published available m
 _NAMED = 10  # failed partitions in the message of a run
 _EXPLAINED = 3  # of them those with the reason, and what to do
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the event log has it all
-_MAX_RETRIES = "dagster/max_retries"  # by the daemon
 _RAY_JOB_TAG = "dagster-ray/config"  # of the Ray job that `RayRunLauncher` makes of a run
 _DRIVER = '{"num_cpus": 0.001}'  # it waits for tasks, which need the processors; 0 would be the launcher's default
 
@@ -203,7 +203,7 @@ def execute_load(
             instance=instance,
             raise_on_error=False,
             run_id=run_id,
-            tags={**process_tags(run_id), _MAX_RETRIES: "0", **(tags or {})},  # its caller repeats the load
+            tags={**process_tags(run_id), MAX_RETRIES_TAG: "0", **(tags or {})},  # its caller repeats the load
             resources={resource_key(spec): StorageRoot(root=spec.root)},
         )
 
@@ -245,8 +245,9 @@ class Load:
         present: the dataset as it is, if that is known; then as the last manifest lists it.
         warnings: what the manifest's check found, one line each.
         unrecorded: as `Mirror.lost`.
+        refusal: why the rest of the partitions was not run; empty if none was left out.
         num_runs: runs of Dagster that have recorded a part of it.
-        is_complete: whether every partition ended, and the manifest was made.
+        is_complete: whether every partition ended that was run, and the manifest was made.
     """
 
     dataset: DatasetStore
@@ -257,6 +258,7 @@ class Load:
     present: Present | None = None
     warnings: list[str] = field(default_factory=list)
     unrecorded: dict[str, str] = field(default_factory=dict)
+    refusal: str = ""
     num_runs: int = 0
     is_complete: bool = False
 
@@ -296,7 +298,7 @@ class Load:
                 held.enter_context(mirror)
                 if is_first:
                     self._catch_up(mirror, context)
-                for report in islice(reports, number):
+                for report in islice(self._until_refused(reports), number):
                     self._num_left -= 1
                     mirror.record(report)
                     if not report.ok:
@@ -322,11 +324,21 @@ class Load:
         if failed:
             said.append(f"{len(failed):,} of {counted(number, 'partition')} failed: {named_keys([*failed])}")
             said += [failed_said(spec, failure) for failure in islice(failed.values(), _EXPLAINED)]
+        if self.refusal:
+            said.insert(0, self.refusal)
         if mirror.lost:
             said.append(lost_said(spec, mirror.lost))
         if said:
             metadata = {"losses": losses_table(loss_totals(self.dataset, [*failed][:_NAMED]))}
             raise dg.Failure(description="\n".join(said), metadata=metadata, allow_retries=False)
+
+    def _until_refused(self, reports: Iterator[PartitionReport]) -> Iterator[PartitionReport]:
+        """The reports of the partitions; after them notes that the storage refused the credentials for the others."""
+        try:
+            yield from reports
+        except CredentialsError as error:
+            self.refusal = masked_urls(str(error))
+            self._num_left = 0
 
     def _begun(self, context: dg.OpExecutionContext, present: Present) -> Iterator[PartitionReport]:
         """The reports of the partitions that have not ended; the first call begins with them."""
@@ -334,7 +346,7 @@ class Load:
             spec = self.dataset.spec
             end_dead_loads(context.instance, self.dataset)
             elsewhere = working_runs(context.instance, self.dataset)
-            leases = self._held.enter_context(leased_run(context, self.dataset))
+            leases = self._held.enter_context(leased_run(context, self.dataset, writes=bool(self.keys)))
             tasks, refused = partition_tasks(present, self.keys, self.first, leases.holder, busy=elsewhere)
             running = run_tasks(self.engine, tasks, timeout=spec.engine.timeout_seconds, idle=self._store)
             self._reports = chain(refused, self._held.enter_context(closing(running)))
@@ -401,7 +413,7 @@ def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore, *, makes_man
     end_dead_loads(context.instance, dataset)
     add_partitions(context.instance, dataset.spec, dataset.partitions().values())
     try:
-        with leased_run(context, dataset), Mirror(context, Present(dataset)) as mirror:
+        with leased_run(context, dataset, writes=makes_manifest), Mirror(context, Present(dataset)) as mirror:
             num_partitions, failed = 0, list[str]()
             if not _another_records(mirror, context, dataset):
                 num_partitions, failed = mirror.catch_up(), mirror.catch_up_failures()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 import dagster as dg
+from sqlalchemy.exc import IntegrityError
 
 from mm_assets.pipeline.chain import MANIFEST, Stage
 from mm_assets.pipeline.records import Partition
@@ -54,10 +55,18 @@ def shard_partitions(spec: DatasetSpec) -> dg.DynamicPartitionsDefinition:
 
 def add_partitions(instance: dg.DagsterInstance, spec: DatasetSpec, partitions: Iterable[Partition]) -> None:
     """Adds registered partitions to the instance's dynamic partitions."""
-    name = shard_partitions(spec).name or ""
-    known = set(instance.get_dynamic_partitions(name))  # asked for first: a statement takes a limited number of keys
-    if new := [partition.key for partition in partitions if partition.key not in known]:
-        instance.add_dynamic_partitions(name, new)
+    name, keys = shard_partitions(spec).name or "", [partition.key for partition in partitions]
+    while True:
+        known = set(instance.get_dynamic_partitions(name))  # asked first: a statement takes a limited number of keys
+        new = [key for key in keys if key not in known]
+        try:
+            if new:
+                instance.add_dynamic_partitions(name, new)
+        except IntegrityError:  # another command added some of them since, and none of these was added
+            if known.issuperset(instance.get_dynamic_partitions(name)):
+                raise
+        else:
+            return
 
 
 def job_name(spec: DatasetSpec) -> str:

@@ -1,5 +1,6 @@
 """What a stage did, as Dagster metadata: numbers, columns, samples with pictures, charts, check results."""
 
+import json
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -65,6 +66,7 @@ else:
 
 _MAX_KEPT = 20  # faults in a table: the event log keeps it forever
 _MAX_SAID = 1000  # characters of why a partition failed
+_MANIFEST_LINE = 30  # characters of a line of a manifest's values: the asset's page has a narrow column for them
 _LINE = 68  # characters of a line of it: a page cuts off what is wider than the window
 _CELL = 28  # characters of a value in the first rows
 _MAX_SHARDS = 40  # in the table of a manifest
@@ -269,7 +271,11 @@ def _manifest_metadata(spec: DatasetSpec, report: ManifestReport) -> dict[str, A
     sizes = {form: [s["files"][form]["size"] for s in shards if form in s["files"]] for form in spec.formats}
     columns = modality_columns(spec, report.manifest["schema"].get("pack") or {})
     samples = counted(report.manifest["num_samples"], "sample")
-    packed = "; ".join(f"{form.upper()} {bytes_said(sum(found))}" for form, found in sizes.items() if found)
+    packed = [f"{form.upper()} {bytes_said(sum(found))}" for form, found in sizes.items() if found] or [
+        "nothing packed"
+    ]
+    pieces = textwrap.wrap(masked_urls(report.url), _MANIFEST_LINE, drop_whitespace=False)
+    code = "\n".join(f"    {json.dumps(piece, ensure_ascii=False)}" for piece in pieces)
     rows = [
         (s["partition"], f"{s['num_samples']:,}", *(_size_in(s["files"], form) for form in sizes))
         for s in shards[:_MAX_SHARDS]
@@ -280,17 +286,15 @@ def _manifest_metadata(spec: DatasetSpec, report: ManifestReport) -> dict[str, A
     left_out = "\n".join(f"- `{key}`: {escaped_in_line(reason)}" for key, reason in report.left_out.items())
     missing = "\n".join(f"- `{name}`: {', '.join(keys)}" for name, keys in report.missing_streams.items())
     return {
-        "open": dg.MetadataValue.md(
-            f'```python\nimport mm_assets\ndataset = mm_assets.open("{masked_urls(report.url)}")\n```'
-        ),
-        "totals": f"{samples} in {counted(len(shards), 'partition')}; {packed or 'nothing packed'}",
+        "open": dg.MetadataValue.md(f"```python\nimport mm_assets\ndataset = mm_assets.open(\n{code}\n)\n```"),
+        "totals": dg.MetadataValue.md("  \n".join((f"{samples} in {counted(len(shards), 'partition')}", *packed))),
         **({"dagster/column_schema": columns} if columns is not None else {}),
         "dagster/row_count": report.manifest["num_samples"],
         "dagster/size_bytes": sum(sum(found) for found in sizes.values()),
         "shards": text_table(head, rows, numbers=set(range(1, len(head)))) if rows else dg.MetadataValue.md("none"),
         "losses": _losses_of(report, ("lost", "kept", "harmless")),
         "dropped": _losses_of(report, ("dropped",)),
-        "uri/manifest": dg.MetadataValue.path(masked_urls(report.url)),
+        "uri/manifest": dg.MetadataValue.md("  \n".join(f"`{piece}`" for piece in pieces)),
         "count/shards": len(shards),
         "count/samples": report.manifest["num_samples"],
         "count/left_out": len(report.left_out),

@@ -19,7 +19,7 @@ from dagster import DagsterEventType
 from dagster._core.errors import DagsterExecutionInterruptedError
 
 from mm_assets.errors import MmAssetsError
-from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name
+from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name, shard_partitions
 from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
 from mm_assets.pipeline.leases import LEASE_SECONDS, LeasedError, Leases
@@ -33,6 +33,7 @@ __all__ = [
     "ATTEMPT_TAG",
     "FINGERPRINT_TAG",
     "LOAD_TAG",
+    "MAX_RETRIES_TAG",
     "MOST_PARTITIONS",
     "PARTITION_TAG",
     "PROCESS_TAG",
@@ -42,6 +43,7 @@ __all__ = [
     "dataset_state",
     "end_dead_loads",
     "exclusive_step",
+    "expect_partition",
     "failed_attempts",
     "fruitless_load",
     "full_pool_said",
@@ -59,6 +61,7 @@ __all__ = [
 ]
 
 PARTITION_TAG = "dagster/partition"
+MAX_RETRIES_TAG = "dagster/max_retries"  # by the daemon
 _HIDDEN, _FORMER = ".dagster/mm_assets.", "mm_assets/"  # Dagster's pages do not show tags that begin with `.dagster/`
 PROCESS_TAG = f"{_HIDDEN}process"
 FINGERPRINT_TAG = f"{_HIDDEN}fingerprint"
@@ -90,17 +93,15 @@ def tag_of(tags: Mapping[str, str], name: str) -> str:
 
 
 @contextmanager
-def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore) -> Iterator[None]:
-    """Works on the partition of a step alone, and tags its run with this process.
+def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore) -> Iterator[str]:
+    """Works on the partition of a step alone, and tags its run with this process; yields the partition's key.
 
     Raises:
         DagsterExecutionInterruptedError: another run is working on the partition: this one is canceled, since a run
             that fails makes its partition failed.
         dg.Failure: the run has no partition, or the storage failed.
     """
-    if not context.has_partition_key:
-        how = 'in the UI under Materialize, on the command line with --tags \'{"dagster/partition": "KEY"}\''
-        raise dg.Failure(description=f"this asset has a partition per shard: choose one, {how}", allow_retries=False)
+    expect_partition(context.run, context.instance, dataset.spec)
     tag_process(context)
     with Leases(dataset, context.run.run_id) as leases, ExitStack() as held:
         try:
@@ -110,14 +111,33 @@ def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, da
             raise DagsterExecutionInterruptedError(str(error)) from error
         except MmAssetsError as error:
             raise failure_of(error, allow_retries=True) from shown_cause(error)
-        yield
+        yield context.partition_key
+
+
+def expect_partition(run: dg.DagsterRun, instance: dg.DagsterInstance, spec: DatasetSpec) -> None:
+    """Raises `dg.Failure` for a run that names no partition, with what to do."""
+    if PARTITION_TAG in run.tags:
+        return
+    keys = sorted(instance.get_dynamic_partitions(shard_partitions(spec).name or ""))
+    tags = json.dumps({PARTITION_TAG: keys[0] if keys else "KEY"})
+    detail = (
+        f"the run names no partition: choose one under Materialize in the UI, or with --tags '{tags}' on the command "
+        f"line; `mm-assets run --dataset {spec.name}` registers the shards and runs all of them"
+    )
+    instance.add_run_tags(run.run_id, {MAX_RETRIES_TAG: "0"})  # the daemon would repeat it
+    raise dg.Failure(description=detail, allow_retries=False)
 
 
 @contextmanager
-def leased_run(context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore) -> Iterator[Leases]:
-    """Tags a run of many partitions, or of none, and holds a lease in its own name: it shows that the run is alive."""
+def leased_run(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore, *, writes: bool = True
+) -> Iterator[Leases]:
+    """Tags a run of many partitions, or of none, and holds a lease in its own name: it shows that the run is alive.
+
+    `writes` as for `Leases.of_run`.
+    """
     tag_process(context)
-    with Leases(dataset, context.run.run_id) as leases, leases.of_run():
+    with Leases(dataset, context.run.run_id) as leases, leases.of_run(writes=writes):
         yield leases
 
 

@@ -18,6 +18,7 @@ from mm_assets.orchestration.runs import (
     FINGERPRINT_TAG,
     busy_partitions,
     dataset_state,
+    failed_attempts,
     is_running,
     load_request,
     loads_at_work,
@@ -78,6 +79,13 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
         if present is not None:
             requested = {key: requested[key] for key in pending if key in requested}
         waiting = [key for key in pending if key in partitions and key not in requested]
+        if waiting and present is not None:
+            # A load or a run that another asked for has tried them as they are: the schedule tries them again later.
+            fingerprints |= partition_fingerprints(dataset, (partitions[key] for key in waiting))
+            failed = failed_attempts(context.instance, spec)
+            tried = {key for key in waiting if key in failed and failed[key].fingerprint == fingerprints[key]}
+            requested |= {key: fingerprints[key] for key in tried}
+            waiting = [key for key in waiting if key not in tried]
         due = [key for key in waiting if key not in busy]
         is_bulk = len(due) > spec.bulk_threshold
         # Another load would take the same processors.

@@ -6,8 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
 
-__all__ = ["VIEWER_VARIABLE", "claim_viewer", "viewer_link"]
+__all__ = ["VIEWER_PORT", "VIEWER_VARIABLE", "claim_viewer", "expect_viewer", "viewer_link"]
 
+VIEWER_PORT = 3001  # of `mm-assets ui`, by default
 VIEWER_VARIABLE = "MM_ASSETS_VIEWER_URL"
 _FILE = "viewer.url"  # in the instance's folder
 
@@ -37,6 +38,19 @@ def _address() -> str:
         with suppress(OSError, ValueError):  # there is none, or it is another user's
             return Path(home, _FILE).read_text(encoding="ascii").strip()
     return given or ""
+
+
+def expect_viewer(home: Path) -> None:
+    """Stores where `mm-assets ui` will have the viewer, unless it was started: links are stored before that.
+
+    Args:
+        home: the instance's folder.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if not (home / _FILE).exists():
+        claim_viewer(home, f"http://127.0.0.1:{VIEWER_PORT}")
 
 
 def claim_viewer(home: Path, address: str) -> str:

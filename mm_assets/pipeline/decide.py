@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.errors import ConfigError, SourceError
+from mm_assets.errors import ConfigError, CredentialsError, SourceError
 from mm_assets.packing.kinds import Kind, RowCount, SampleKind, group_name, shown_role
 from mm_assets.packing.plan import NUMBERED, PackPlan
 from mm_assets.packing.presets import plan_of, survey_for
@@ -257,6 +257,8 @@ class _Sampler:
                     detail = f"is set, but the members of {url} are named after its columns: leave it out for Parquet"
                     raise ConfigError(self.spec.where, "samples.roles", detail)
                 self._count(rows_of, url, num_shards, rejects)
+        except CredentialsError:  # what no shard can decide without them is not decided
+            raise
         except SourceError as problem:
             self.problems.append(problem)
             error = str(problem)

@@ -3,7 +3,7 @@
 What ended a partition decides what follows. A worker or host that was lost, too little memory, a time-out: the
 partition is repeated at once, three times at most, after too little memory with twice as much. A storage that fails for
 a moment: it is repeated after a pause that doubles. A damaged shard, a wrong setting, a violated check: never, since
-its next run would end the same way.
+its next run would end the same way. Credentials that the storage refuses end the load: all others would fail alike.
 
 Where an engine spans hosts, the last partitions are watched: one that takes three times as long as the median gets a
 second copy on another host, and what is published first counts. Both copies make the same bytes. The time of a
@@ -21,11 +21,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import CredentialsError, MmAssetsError
 from mm_assets.pipeline.engines.base import Ended, Engine, Loss, Task
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report
 from mm_assets.pipeline.records import StageFailure
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.summaries import counted
 
 __all__ = ["run_tasks"]
 
@@ -81,6 +82,9 @@ def run_tasks(
         idle: called before each wait: all that has ended was yielded.
         clock: seconds that pass.
         sleep: waits for some.
+
+    Raises:
+        CredentialsError: after the last report, partitions were not run because the storage refused the credentials.
     """
     driver = _Driver(engine, tasks, timeout, idle, clock, sleep)
     try:
@@ -114,6 +118,7 @@ class _Driver:
         self._bound = float("inf")  # of groups at work, below the engine's own
         self._may_fall = float("-inf")
         self._watched = float("-inf")  # when
+        self._refusal: CredentialsError | None = None
 
     def reports(self) -> Iterator[PartitionReport]:
         while self._todo or self._waiting or self._at_work:
@@ -128,6 +133,8 @@ class _Driver:
             for ended in self._engine.ended(self._pause()):
                 yield from self._take(ended)
             yield from self._watch()
+        if self._refusal is not None:
+            raise self._refusal
 
     def release(self) -> None:
         """Ends what is at work."""
@@ -218,11 +225,22 @@ class _Driver:
         fault = None if report.failure is None else report.failure.storage_fault
         if fault == "slow_down":
             self._fall()
-        if fault is None or run.faults == len(STORAGE_PAUSES):
+        if report.failure is not None and fault == "credentials":
+            self._give_up(report.failure)
+        if fault in (None, "credentials") or self._refusal is not None or run.faults == len(STORAGE_PAUSES):
             return False
         self._wait(run, STORAGE_PAUSES[run.faults])
         run.faults += 1
         return True
+
+    def _give_up(self, failure: StageFailure) -> None:
+        """Starts no partition any more; what is at work ends by itself."""
+        num_left = len(self._todo) + len(self._waiting)
+        if num_left:
+            self._todo.clear()
+            self._waiting.clear()
+            detail = f"{failure.detail}; {counted(num_left, 'more partition')} not run"
+            self._refusal = CredentialsError(failure.path or "storage", detail)
 
     def _finish(self, run: _Run) -> None:
         """Ends the other copies of a partition."""

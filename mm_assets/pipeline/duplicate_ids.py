@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.errors import SourceError, first_line
+from mm_assets.errors import SourceError, first_line, temporary_disk_named
 from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.parquet import open_table, read_batches
@@ -92,7 +92,11 @@ def duplicate_ids(
 
     if len(tables) < 2:
         return {"count": 0, "examples": []}
-    with tempfile.TemporaryDirectory(prefix="mm-assets-ids-") as scratch, dataset.duckdb() as connection:
+    with (
+        temporary_disk_named(),
+        tempfile.TemporaryDirectory(prefix="mm-assets-ids-") as scratch,
+        dataset.duckdb() as connection,
+    ):
         connection.execute(f"set memory_limit = '{_MEMORY}'")
         connection.execute("set threads = 2")
         connection.execute("set preserve_insertion_order = false")

@@ -9,17 +9,18 @@ its own. So clocks that differ by seconds, or a lease that is lost, cost work an
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from mm_assets.errors import ChangedError, MmAssetsError, SourceError
+from mm_assets.errors import ChangedError, CredentialsError, MmAssetsError, SourceError
 from mm_assets.pipeline.liveness import process_is_gone, process_tag
 from mm_assets.pipeline.records import canonical_json
 from mm_assets.pipeline.store import DatasetStore
@@ -172,16 +173,24 @@ class Leases:
         return f"{_RUNS}/{run}"
 
     @contextmanager
-    def of_run(self) -> Iterator[None]:
+    def of_run(self, *, writes: bool = True) -> Iterator[None]:
         """Holds a lease of the run itself, which shows other hosts that it is alive; those of dead runs are removed.
+
+        Args:
+            writes: whether the run needs to write below the root; without that, a root that may only be read is enough.
 
         Raises:
             SourceError: the storage could not be read or written.
         """
-        for file in self._store.sizes(f"{_FOLDER}/{_RUNS}"):
-            if self.live(file.removeprefix(f"{_FOLDER}/").removesuffix(".json")) is None:
-                self._store.delete(file)
-        with self.held(self.run_name(self._run)):
+        with ExitStack() as held:
+            try:
+                for file in self._store.sizes(f"{_FOLDER}/{_RUNS}"):
+                    if self.live(file.removeprefix(f"{_FOLDER}/").removesuffix(".json")) is None:
+                        self._store.delete(file)
+                held.enter_context(self.held(self.run_name(self._run)))
+            except (SourceError, OSError) as error:
+                if writes or not _is_read_only(error):
+                    raise
             yield
 
     @contextmanager
@@ -296,6 +305,13 @@ class Leases:
             with suppress(MmAssetsError, OSError):  # tried again the next time
                 self._store.write_bytes(self.file_name(self.run_name(self._run)), self._mine(until))
                 self._renewed = until
+
+
+def _is_read_only(error: SourceError | OSError) -> bool:
+    """Whether the root may be read and not written."""
+    cause = error.__cause__ if isinstance(error, SourceError) else error
+    is_refused = isinstance(cause, PermissionError) or (isinstance(cause, OSError) and cause.errno == errno.EROFS)
+    return is_refused and not isinstance(error, CredentialsError)
 
 
 def _owner(run: str) -> str:

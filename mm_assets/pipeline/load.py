@@ -162,9 +162,11 @@ def run_unrecorded(
 
     Raises:
         MmAssetsError: the dataset is not registered, or its schema is damaged.
+        CredentialsError: after the others, partitions were not run because the storage refused the credentials.
     """
     spec = present.dataset.spec
-    with rare_collections(), Leases(present.dataset, str(uuid.uuid4())) as leases, leases.of_run():
+    keys, of_run = list(keys), str(uuid.uuid4())
+    with rare_collections(), Leases(present.dataset, of_run) as leases, leases.of_run(writes=bool(keys)):
         tasks, refused = partition_tasks(present, keys, first, leases.holder)
         with closing(run_tasks(engine, tasks, timeout=spec.engine.timeout_seconds)) as reports:
             for report in chain(refused, reports):

@@ -146,15 +146,19 @@ _REJECTED = {  # what to do about each reason of a reject; of a user's own sourc
     "no_source": "name the file as path or source_ref",
     "outside": "move the file below the list's folder, or set samples.allow_references and allowed_references",
 }
+_AGAIN = "do as the message says, then run the partition again"
 _ADVICE = {  # by stage and the start of reason and detail, the longest that fits
     "": "see the message, then run the partition again",
-    **{f"{stage.name}/{FAILED}": "do as the message says, then run the partition again" for stage in CHAIN},
+    **{f"{stage.name}/{FAILED}": _AGAIN for stage in CHAIN},
     **{
         f"{stage.name}/{FAILED}: check ": "correct the sample in the shard; files that were damaged since are remade"
         for stage in CHAIN
     },
     f"{RAW_SHARDS.name}/{FAILED}": "do as the message says; if the shard is damaged, copy it again, "
     "or set on_damaged_shard: salvage, which takes the rest",
+    **{
+        f"{RAW_SHARDS.name}/{FAILED}: cannot be {done}: ": _AGAIN for done in ("read", "opened", "written")
+    },  # no damage
     f"{RAW_SHARDS.name}/{FAILED}: cannot be read: No such file": "put the shard back, or let `mm-assets register` "
     "leave the partition out, then run it again",
     f"{ROWS.name}/{FAILED}: none of ": "write the key into the JSON of the shard's samples, or take it out of "

@@ -11,12 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mm_assets.errors import MmAssetsError, SchemaMismatchError
+from mm_assets.errors import MmAssetsError, SchemaMismatchError, temporary_disk_named
 from mm_assets.pipeline.chain import (
     CHAIN,
     MATERIALIZED_ROWS,
@@ -137,7 +137,9 @@ def partition_steps(
     failure: StageFailure | None = None
     run = _PartitionRun(DatasetStore(spec), partition, schema, first, markers)
     try:
-        with rare_collections(), tempfile.TemporaryDirectory(prefix="mm-assets-", dir=scratch) as folder:
+        with temporary_disk_named() if scratch is None else nullcontext():
+            made = tempfile.TemporaryDirectory(prefix="mm-assets-", dir=scratch)
+        with rare_collections(), made as folder:
             yield from run.steps(Path(folder))
     except Exception as error:  # noqa: BLE001 - whatever fails the partition is stored, and the others go on
         failure = StageFailure.of(error, stage=run.stage.name, partition=partition.key)

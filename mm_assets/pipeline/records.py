@@ -178,7 +178,7 @@ class StageFailure:
         path: path or URL of the file that it is about, or None.
         member: member of that file, or None.
         byte_offset: position in that file, or None.
-        storage_fault: as `storage.urls.storage_fault`, where the storage failed with what may pass.
+        storage_fault: as `storage.urls.storage_fault`, where the storage failed.
     """
 
     partition: str

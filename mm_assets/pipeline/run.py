@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from mm_assets.checks.context import CheckContext, LossLimit, Outcome, TableFile
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
-from mm_assets.errors import SourceError, best_effort_notes
+from mm_assets.errors import SourceError, best_effort_notes, temporary_disk_named
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.losses import losses_command
 from mm_assets.pipeline.packed_streams import PackedStream
@@ -34,7 +34,6 @@ from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import ParquetSink, open_table, read_batches, sample_groups
 from mm_assets.rows.preview import DrawnPreview, Preview
 from mm_assets.rows.references import ReferenceSink, with_media
-from mm_assets.rows.source_ref import is_allowed_reference
 from mm_assets.storage.store import PublishedFile
 
 __all__ = ["Run", "StageResult"]
@@ -151,8 +150,9 @@ class Run:
         store, fault = self.dataset.store, size_fault(recorded.size, self.dataset.store.size(recorded.path))
         if fault is None and not self.work.is_verified(recorded.path):
             if not store.is_local:  # its bytes are fetched once, to be hashed and to be read
-                scratch = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="mm-assets-table-"))
-                store = self.dataset.store.copy(recorded.path, Path(scratch))
+                with temporary_disk_named():
+                    scratch = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="mm-assets-table-"))
+                    store = self.dataset.store.copy(recorded.path, Path(scratch))
             fault = digest_fault(recorded.sha256, store.digest(recorded.path))
             if fault is None:
                 self.work.verified(recorded.path)
@@ -184,14 +184,12 @@ class Run:
 
     def materialized(self, batches: Iterable[pa.RecordBatch], *, fail_on_error: bool) -> MaterializeStream:
         """Rows with their media out of the open shards, and files beside them that the declaration allows."""
-        shards = {file.url for file in self.files}
-        folders = (folder for source in self.row_sources for folder in source.folders)
-        allowed = (*self.spec.samples.prefixes, *folders)
+        shards, is_allowed = {file.url for file in self.files}, self.work.is_allowed
         return MaterializeStream(
             batches,
             open_file=self.work.open_file,
             open_container=self.work.open_container,
-            allowed=lambda url: url in shards or is_allowed_reference(url, allowed),
+            allowed=lambda url: url in shards or is_allowed(url),
             fail_on_error=fail_on_error,
             batch_bytes=self.spec.batch_bytes,
             max_content_bytes=self.spec.max_content_bytes,

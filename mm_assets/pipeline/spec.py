@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,11 +26,17 @@ from pydantic import (
 
 from mm_assets.errors import ConfigError
 from mm_assets.filters.base import Annotator, Filter
-from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
+from mm_assets.filters.registry import (
+    BUILTIN_ANNOTATORS,
+    BUILTIN_FILTERS,
+    build_annotator,
+    build_filter,
+    parameter_schemas,
+)
 from mm_assets.packing.judge import Mode, Policy
 from mm_assets.packing.presets import ALL_COLUMNS, PRESETS, check_pack_config
 from mm_assets.pipeline.spec_errors import config_error, shown
-from mm_assets.pipeline.ui_names import POOL, check_pool, check_tags
+from mm_assets.pipeline.ui_names import CRON, POOL, check_cron, check_pool, check_tags
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
 from mm_assets.storage.urls import is_local, normalized_url, split_signature, unreadable
@@ -156,15 +163,29 @@ def _named_or_imported(names: Iterable[str]) -> dict[str, Any]:
     return {"pattern": f"^({'|'.join(sorted(names))})$|:"}
 
 
-def _typed(table: Mapping[str, str]) -> WithJsonSchema:
-    """A list of mappings whose ``type`` is in a table or an import path; its class checks the other keys."""
-    kind = {
-        "type": "string",
-        "description": f"{', '.join(sorted(table))}; or module:Class.",
-        **_named_or_imported(table),
-    }
-    item = {"type": "object", "additionalProperties": True, "properties": {"type": kind}, "required": ["type"]}
-    return WithJsonSchema({"type": "array", "items": item})
+@dataclass(frozen=True)
+class _Typed:
+    """A list of mappings whose ``type`` is in a table or an import path, whose class checks the other keys."""
+
+    table: Mapping[str, str]
+    base: type
+
+    def __get_pydantic_json_schema__(self, _schema: object, _handler: object) -> dict[str, Any]:
+        """The schema, with the parameters of the types in the table; a parameter may also be a template."""
+        kind = {
+            "type": "string",
+            "description": f"{', '.join(sorted(self.table))}; or module:Class.",
+            **_named_or_imported(self.table),
+        }
+        template = {"type": "string", "pattern": r"\{\{"}
+        of_types = []
+        for name, parameters in parameter_schemas(self.table, self.base).items():
+            checked = {key: {"if": template, "else": schema} for key, schema in parameters.items()}
+            then = {"properties": checked, "propertyNames": {"enum": ["type", *parameters]}}
+            is_type = {"properties": {"type": {"const": name}}, "required": ["type"]}
+            of_types.append({"if": is_type, "then": then})
+        item = {"type": "object", "additionalProperties": True, "properties": {"type": kind}, "required": ["type"]}
+        return {"type": "array", "items": {**item, "allOf": of_types}}
 
 
 _PACK_FIELDS = {
@@ -342,13 +363,15 @@ class DatasetSpec(Settings):
         description="A larger item is an error on its row; in bytes.",
         examples=[1 << 30],
     )
-    annotators: Annotated[_Configs, Field(strict=False), _builds(build_annotator), _typed(BUILTIN_ANNOTATORS)] = Field(
+    annotators: Annotated[
+        _Configs, Field(strict=False), _builds(build_annotator), _Typed(BUILTIN_ANNOTATORS, Annotator)
+    ] = Field(
         default=(),
         description="Annotators in order, each with its `type` and parameters (docs/filters.md); your own by import "
         "path.",
         examples=[[{"type": "image_size"}]],
     )
-    filters: Annotated[_Configs, Field(strict=False), _builds(build_filter), _typed(BUILTIN_FILTERS)] = Field(
+    filters: Annotated[_Configs, Field(strict=False), _builds(build_filter), _Typed(BUILTIN_FILTERS, Filter)] = Field(
         default=(),
         description="Filters in order, each with its `type` and parameters (docs/filters.md); your own by import path.",
         examples=[[{"type": "text_length", "min_chars": 20}]],
@@ -444,7 +467,9 @@ class DatasetSpec(Settings):
         description="Where a load runs partitions, and how many at a time.",
         examples=[{"type": "ray", "address": "head.example.org:6379"}],
     )
-    cron: Text = Field(default="*/15 * * * *", description="When the schedule ticks.", examples=["0 * * * *"])
+    cron: Annotated[Text, AfterValidator(check_cron), Field(json_schema_extra={"pattern": CRON})] = Field(
+        default="*/15 * * * *", description="When the schedule ticks, in UTC.", examples=["0 * * * *"]
+    )
     poll_seconds: int = Field(
         default=30, ge=1, description="Shortest pause between two ticks of a sensor.", examples=[300]
     )

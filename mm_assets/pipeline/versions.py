@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from mm_assets.dataset.files import PackedFiles
 from mm_assets.dataset.manifest import PackedFile, parse_manifest
-from mm_assets.errors import ConfigError, FormatError, SourceError, first_line
+from mm_assets.errors import ConfigError, FormatError, SourceError, first_line, temporary_disk_named
 from mm_assets.pipeline.chain import DROPPED, FILTERED_ROWS, PACKED_STAGES, REJECTS, ROWS
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.pipeline.version_facts import VersionFacts, read_facts, setting_changes
@@ -450,7 +450,11 @@ class VersionDiff:
     def _compared(self, key: str) -> Iterator[Any]:
         """DuckDB with the table `changes` of one partition: id, change and modalities of each sample that differs."""
         old, new = self._of(key)
-        with tempfile.TemporaryDirectory(prefix="mm-assets-diff-") as scratch, ExitStack() as opened:
+        with (
+            temporary_disk_named(),
+            tempfile.TemporaryDirectory(prefix="mm-assets-diff-") as scratch,
+            ExitStack() as opened,
+        ):
             connection = opened.enter_context(closing(self._dataset.duckdb()))
             connection.execute(f"set memory_limit = '{_MEMORY}'")
             connection.execute("set threads = 2")

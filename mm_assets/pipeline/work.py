@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from mm_assets.checks.relations import Measured
@@ -16,10 +17,11 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.base import RowSource, row_sources
 from mm_assets.rows.schema import DatasetSchema
+from mm_assets.rows.source_ref import is_allowed_reference
 from mm_assets.sources.base import Source, open_container
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.store import PublishedFile
-from mm_assets.storage.urls import is_local
+from mm_assets.storage.urls import is_local, redirects_only_to
 
 __all__ = ["PartitionWork"]
 
@@ -40,8 +42,12 @@ class _OtherFiles:
         self._local: OrderedDict[str, SourceFile] = OrderedDict()
         self._remote: OrderedDict[str, SourceFile] = OrderedDict()  # filled from several threads
 
-    def open(self, url: str) -> SourceFile:
+    def open(self, url: str, is_allowed: Callable[[str], bool]) -> SourceFile:
         """The file, opened again if it was closed meanwhile.
+
+        Args:
+            url: of the file.
+            is_allowed: whether the server of the file may redirect to a URL.
 
         Raises:
             SourceError: the file is not there or may not be read.
@@ -49,7 +55,8 @@ class _OtherFiles:
         cached, most = (self._local, MAX_OPEN) if is_local(url) else (self._remote, MAX_REMOTE)
         found = cached.get(url)
         if found is None:
-            found = cached[url] = SourceFile(url, self._options if _scheme(url) == self._scheme else None)
+            options = self._options if _scheme(url) == self._scheme else None
+            found = cached[url] = SourceFile(url, redirects_only_to(is_allowed, url, options))
             if len(cached) > most:
                 _, oldest = cached.popitem(last=False)
                 if cached is self._local:  # a remote one may be in use by another thread
@@ -238,13 +245,19 @@ class PartitionWork:
         """The open shards whose members are indexed."""
         return [container for source in self.row_sources for container in source.sources]
 
+    @property
+    def is_allowed(self) -> Callable[[str], bool]:
+        """Whether a locator may name a URL or path: a shard has folders of its own only as a list of files."""
+        folders = (folder for source in self.row_sources for folder in source.folders)
+        return partial(is_allowed_reference, prefixes=(*self.spec.samples.prefixes, *folders))
+
     def open_file(self, url: str) -> SourceFile:
         """A shard, or a file beside the shards that a locator names.
 
         Raises:
             SourceError: the file is not there or may not be read.
         """
-        return self._files.get(url) or self._others.open(url)
+        return self._files.get(url) or self._others.open(url, self.is_allowed)
 
     def open_container(self, file: SourceFile) -> Source:
         """A file of `open_file` as the container of the requested members; `ShardError` for an unknown format."""

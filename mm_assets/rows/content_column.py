@@ -2,6 +2,7 @@
 
 Pieces come in row order. Ranges are noted when they come and read together, sorted, in parallel where that is faster;
 a range that cannot be read is an error of its row only, but that of an archive member is raised: see `ShardReadError`.
+So are refused credentials, which are about no row: with new ones it can be read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mm_assets.errors import ShardReadError, SourceError
+from mm_assets.errors import CredentialsError, ShardReadError, SourceError
 from mm_assets.media.content_types import OWN_ZIPS, Buffer, sniff_content_type
 from mm_assets.storage.files import SourceFile
 
@@ -147,7 +148,9 @@ class ContentColumn:
         self._fresh.add(row)
 
     def fail(self, row: int, error: Exception) -> None:
-        """Gives a row an error."""
+        """Gives a row an error; a `CredentialsError` is raised."""
+        if isinstance(error, CredentialsError):
+            raise error
         self._errors[row] = self._tell(row, error)
 
     def fill(self) -> None:
@@ -155,6 +158,7 @@ class ContentColumn:
 
         Raises:
             ShardReadError: the storage failed at a member of an archive.
+            CredentialsError: the storage refused the credentials.
         """
         if not self._pending:
             return

@@ -56,10 +56,16 @@ class Shelf:
     def _spill(self, key: Hashable, content: Buffer) -> None:
         if self._file_end + len(content) > self._scratch_bytes:
             return
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="mm-assets-")  # noqa: SIM115 (close() does, with the shelf)
-        self._file.seek(self._file_end)
-        self._file.write(content)
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="mm-assets-", buffering=0)  # noqa: SIM115 (close() does)
+            self._file.seek(self._file_end)
+            is_whole = self._file.write(content) == len(content)
+        except OSError:  # the disk of temporary files is full: the content costs another pass
+            is_whole = False
+        if not is_whole:
+            self._scratch_bytes = self._file_end
+            return
         self._spilled[key] = (self._file_end, len(content))
         self._file_end += len(content)
 

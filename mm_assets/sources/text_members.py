@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import SourceError, temporary_disk_named
 from mm_assets.json_text import parse_json, repair_json
 from mm_assets.sources import encodings
 from mm_assets.sources.base import Source
@@ -132,10 +133,15 @@ class TextMembers:
         }
         if loose:
             damaged = any((m.skip_reason or "").startswith("damaged") for m in members.skipped)
-            self._fill_spool(loose, salvage=damaged)
+            try:
+                self._fill_spool(loose, salvage=damaged)
+            except BaseException:
+                self.close()
+                raise
 
     def _fill_spool(self, ordinals: set[int], *, salvage: bool) -> None:
-        self._spool = tempfile.TemporaryFile(prefix="mm-assets-text-")  # noqa: SIM115 - closed by `close`
+        with temporary_disk_named():
+            self._spool = tempfile.TemporaryFile(prefix="mm-assets-text-")  # noqa: SIM115 - closed by `close`
         at = 0
         payloads = self._source.payloads(
             wanted=lambda m: m.ordinal in ordinals,
@@ -143,7 +149,9 @@ class TextMembers:
             on_damaged_shard="salvage" if salvage else "fail",
         )
         for member, payload in payloads:
-            self._spool.write(payload)
+            with temporary_disk_named():
+                self._spool.write(payload)
+                self._spool.flush()
             self._spooled[member.ordinal] = at, len(payload)
             at += len(payload)
             if len(self._spooled) == len(ordinals):
@@ -241,7 +249,8 @@ class TextMembers:
     def close(self) -> None:
         """Removes the scratch file."""
         if self._spool is not None:
-            self._spool.close()
+            with suppress(OSError):  # a full disk, again
+                self._spool.close()
 
 
 class ParsedObject(NamedTuple):

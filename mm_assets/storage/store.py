@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from mm_assets.errors import ChangedError, SourceError, full_disk_named
+from mm_assets.errors import ChangedError, SourceError, full_disk_named, temporary_disk_named
 from mm_assets.storage.hashed_file import HashedFile, file_state
 from mm_assets.storage.s3_listing import list_objects
 from mm_assets.storage.search import FileSearch
@@ -290,7 +290,7 @@ class Store:
             SourceError: another process is building the same file, the disk is full, or the upload failed.
         """
         with (
-            full_disk_named(self.url_of(name)),
+            full_disk_named(self.url_of(name)) if self.is_local else temporary_disk_named(),
             _locked_path(Path(self.path_of(name))) if self.is_local else _scratch_path(name) as path,
         ):
             draft = Draft(path, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -13,13 +13,21 @@ from typing import Any, Literal
 import fsspec
 from fsspec import get_filesystem_class
 
-from mm_assets.errors import MissingExtraError, MmAssetsError, SourceError, is_secret_parameter, masked_urls
+from mm_assets.errors import (
+    CredentialsError,
+    MissingExtraError,
+    MmAssetsError,
+    SourceError,
+    is_secret_parameter,
+    masked_urls,
+)
 from mm_assets.storage.s3_listing import use_fast_listings
 
 __all__ = [
     "CHAINED",
     "NO_SIZE",
     "Options",
+    "credentials_fault",
     "filesystem",
     "http_status",
     "is_local",
@@ -29,6 +37,7 @@ __all__ = [
     "protocols",
     "public_url",
     "reason",
+    "redirects_only_to",
     "signed_url",
     "split_signature",
     "storage_errors",
@@ -62,17 +71,33 @@ _SIGNING = re.compile(
 _OF_SAS = re.compile("s[vsrpet]|srt|spr|sip|sk(oid|tid|[tesv])|s[au]oid|scid|sdd|ses|sig")
 _ALSO_NAMES = {"key"}  # a secret by its name that may as well name the file
 
-_LACKING = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, an optional package
 _CREDENTIALS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give them in `storage_options` (of the "
     "shards) or `root_options` (of the root); a public bucket needs {anon: true} there"
 )
+# What to say about S3's error codes (AmazonS3/latest/API/ErrorResponses.html), those of AWS's token service, and errors
+# of botocore and google-auth, which are optional packages, by name.
+_CREDENTIALS_FAULTS = {
+    "the credentials have expired ({}): get new ones, such as another AWS_SESSION_TOKEN or by `aws sso login`, then "
+    "run this again, which does the rest": (
+        *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"),
+        *("TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "RefreshError"),
+    ),
+    "the clock of this machine differs by more than the storage accepts ({}): set it, then run this again": (
+        *("RequestTimeTooSkewed", "RequestInTheFuture"),
+    ),
+    f"there are no credentials ({{}}): {_CREDENTIALS}": ("NoCredentialsError", "PartialCredentialsError"),
+    f"the storage does not accept the credentials ({{}}): {_CREDENTIALS}": (
+        *("InvalidToken", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity", "SignatureDoesNotMatch"),
+        *("NotSignedUp", "UnrecognizedClientException", "CredentialRetrievalError", "DefaultCredentialsError"),
+    ),
+}
 _REFUSALS = ("Access Denied", "Forbidden")  # S3's words for HTTP 403, without a reason
+_REFUSED = (400, 401, 403)  # HTTP statuses of S3 for expired credentials, among others
 _PERMISSIONS = (
     "the credentials in use may not do this: reading takes s3:GetObject and s3:ListBucket, writing s3:PutObject and "
     "s3:DeleteObject; a public bucket needs {anon: true} in `storage_options`"
 )
-_REFUSED = (401, 403)  # of HTTP
 _SIGN_AGAIN = "if the URL is presigned, it may have expired: sign it again, which makes it no other shard"
 
 Options = Mapping[str, Any]
@@ -198,6 +223,7 @@ def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSy
         raise SourceError(url, f"{scheme}:// is not known, expected a path or a URL that fsspec reads") from error
     if "s3" in protocols(fs):
         use_fast_listings(fs)
+        _explain_refused_heads(fs)
     return fs, path
 
 
@@ -217,6 +243,58 @@ def _signing_file_system() -> type[fsspec.AbstractFileSystem]:
     return SigningFileSystem
 
 
+def _explain_refused_heads(fs: Any) -> None:
+    """Lets a file system of s3fs ask for the reason of a refused HEAD, whose reply has none, by a request that has."""
+    if "_call_s3" in vars(fs):
+        return
+    call = fs._call_s3
+
+    async def explained(method: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await call(method, *args, **kwargs)
+        except OSError as error:
+            if not method.startswith("head_") or http_status(error) not in _REFUSED:
+                raise
+            try:
+                await call("list_objects_v2", Bucket=kwargs["Bucket"], Prefix=kwargs.get("Key", ""), MaxKeys=1)
+            except OSError as reply:
+                if credentials_fault(reply) is not None:
+                    raise reply from reply.__cause__
+            raise
+
+    vars(fs)["_call_s3"] = explained
+
+
+def redirects_only_to(is_allowed: Callable[[str], bool], url: str, options: Options | None) -> Options | None:
+    """Options for the file system of a URL that a table names: over HTTP it follows redirects to allowed URLs alone.
+
+    Reading through any other redirect raises `SourceError`, before a request goes to its target.
+    """
+    if not is_web(url):
+        return options
+    from aiohttp import TraceConfig
+    from yarl import URL
+
+    class Redirects(TraceConfig):
+        def __repr__(self) -> str:  # by which fsspec takes the options of two file systems as equal
+            return f"redirects only to {is_allowed!r}"
+
+    async def check(_session: object, _context: object, redirect: Any) -> None:
+        headers = redirect.response.headers
+        target = redirect.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
+        if not is_allowed(str(target)):
+            detail = (
+                f"redirects to {target.with_query(None)}, which `samples.allowed_references` does not cover: add it "
+                "there if it may be read"
+            )
+            raise SourceError(url, detail)
+
+    traced = Redirects()
+    traced.on_request_redirect.append(check)
+    client = dict((options or {}).get("client_kwargs") or {})
+    return {**(options or {}), "client_kwargs": {**client, "trace_configs": [*client.get("trace_configs", ()), traced]}}
+
+
 def public_url(fs: fsspec.AbstractFileSystem, path: str) -> str:
     """The URL of a path in a file system; of the local one the path."""
     return path if "file" in protocols(fs) else str(fs.unstrip_protocol(path))
@@ -229,16 +307,42 @@ def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
 
 def reason(error: Exception) -> str:
     """The message of an error, in the system's words where it has some, without secrets of URLs."""
+    if (fault := credentials_fault(error)) is not None:
+        return masked_urls(fault)
     if isinstance(error, FileNotFoundError) and error.strerror is None:  # fsspec's, whose text is the path alone
         if error.__cause__ is not None and http_status(error) in _REFUSED:
             return f"the server refuses access (HTTP {http_status(error)}); {_SIGN_AGAIN}"
         cause = error.__cause__
+        if isinstance(cause, SourceError):  # of `redirects_only_to`
+            return cause.detail
         return "not found" if cause is None else masked_urls(f"not found ({type(cause).__name__}: {cause})")
     if isinstance(error, OSError):
         said = error.strerror or str(error) or type(error).__name__
-        return masked_urls(f"{said} ({_PERMISSIONS})" if said.rstrip(".") in _REFUSALS else said)
-    said = masked_urls(f"{type(error).__name__}: {error}")
-    return f"{said}; {_CREDENTIALS}" if type(error).__name__ in _LACKING else said
+        is_denied = said.rstrip(".") in _REFUSALS or "AccessDenied" in _names(error)
+        return masked_urls(f"{said} ({_PERMISSIONS})" if is_denied else said)
+    return masked_urls(f"{type(error).__name__}: {error}")
+
+
+def credentials_fault(error: BaseException) -> str | None:
+    """Returns what is wrong with the credentials that a storage refused, and what to do; None for any other error."""
+    names = _names(error)
+    for fault, known in _CREDENTIALS_FAULTS.items():
+        if name := next((name for name in known if name in names), None):
+            replies = (getattr(cause, "response", None) for cause in _causes(error))
+            said = next((reply["Error"].get("Message") for reply in replies if isinstance(reply, Mapping)), None)
+            return fault.replace("{}", f"{name}: {said}" if said else name)
+    return None
+
+
+def _names(error: BaseException) -> set[str]:
+    """The codes of a storage's replies in an error and what caused it, and the names of their classes."""
+    names = set()
+    for cause in _causes(error):
+        names |= {cls.__name__ for cls in type(cause).__mro__}
+        reply = getattr(cause, "response", None)  # of botocore's errors
+        if isinstance(reply, Mapping):
+            names.add(str(reply.get("Error", {}).get("Code")))
+    return names
 
 
 _SLOW_DOWN = (429, 503)  # of HTTP: too many requests, and S3's "SlowDown"
@@ -246,7 +350,7 @@ _UNAVAILABLE = (408, 500, 502, 504)
 # Of botocore and aiohttp, which are optional packages, by name.
 _CONNECTION_ERRORS = {"HTTPClientError", "ClientConnectionError", "ClientPayloadError", "IncompleteReadError"}
 
-StorageFault = Literal["slow_down", "unavailable"]
+StorageFault = Literal["slow_down", "unavailable", "credentials"]
 
 
 def http_status(error: BaseException) -> int | None:
@@ -265,15 +369,17 @@ def http_status(error: BaseException) -> int | None:
 
 
 def storage_fault(error: BaseException) -> StorageFault | None:
-    """What a storage failed with that may pass, by an error or what caused it; None for any other error."""
+    """What a storage failed with that is not about one file, by an error or what caused it; None for any other error.
+
+    What is slow or unavailable may pass; credentials are refused until they are replaced.
+    """
+    if credentials_fault(error) is not None:
+        return "credentials"
     status = http_status(error)
     if status is not None:
         return "slow_down" if status in _SLOW_DOWN else "unavailable" if status in _UNAVAILABLE else None
-    for cause in _causes(error):
-        names = {cls.__name__ for cls in type(cause).__mro__}
-        if isinstance(cause, (ConnectionError, TimeoutError)) or names & _CONNECTION_ERRORS:
-            return "unavailable"
-    return None
+    is_lost = any(isinstance(cause, (ConnectionError, TimeoutError)) for cause in _causes(error))
+    return "unavailable" if is_lost or _names(error) & _CONNECTION_ERRORS else None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -286,7 +392,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 @contextmanager
 def storage_errors(url: str, what: str, *, byte_offset: int | None = None) -> Iterator[None]:
-    """Turns the errors of a storage into `SourceError`.
+    """Turns the errors of a storage into `SourceError`, or `CredentialsError`.
 
     Of any type: a client may raise its HTTP library's errors, which have no base class in common with the system's.
     """
@@ -295,4 +401,5 @@ def storage_errors(url: str, what: str, *, byte_offset: int | None = None) -> It
     except (MmAssetsError, MemoryError):
         raise
     except Exception as error:  # any error of the client's HTTP library; it stays the cause
-        raise SourceError(url, f"{what}: {reason(error)}", byte_offset=byte_offset) from error
+        kind = SourceError if credentials_fault(error) is None else CredentialsError
+        raise kind(url, f"{what}: {reason(error)}", byte_offset=byte_offset) from error

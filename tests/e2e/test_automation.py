@@ -451,3 +451,20 @@ def test_a_requested_run_starts_at_the_first_stale_stage(
     filters = [{"type": "text_length", "min_chars": 2}]
     spec = demo_spec("captions", shards=shards, formats=formats, filters=filters)
     check(spec, first="filtered_rows", reason="`filters` changed")
+
+
+def test_what_a_load_has_just_failed_is_not_requested(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """The sensor leaves a partition that `mm-assets run` failed as it is now, and requests it with another shard."""
+    folder = inbox("captions-00000.tar")
+    whole = (folder / "captions-00000.tar").read_bytes()
+    (folder / "cut.tar").write_bytes(whole[:30_000])
+    spec = demo_spec("captions", shards=str(folder))
+    register_dataset(instance, DatasetStore(spec))
+    ended = run_partitions([(spec, key) for key in ("captions-00000", "cut")])
+    assert [run.ok for run in ended] == [True, False]
+    ticker = Ticker(instance, spec, "captions_shards")
+    assert [keys_of(ticker.tick()) for _ in range(2)] == [[], []]
+    (folder / "cut.tar").write_bytes(whole)
+    assert keys_of(ticker.tick()) == ["cut"]

@@ -1,24 +1,32 @@
 """A root that is full or read-only: the stage says so, publishes nothing partial, and goes on once it can write."""
 
+import io
 import shutil
 import subprocess
+import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
 import mm_assets
 from mm_assets.errors import MmAssetsError, SourceError
-from mm_assets.orchestration.launch import open_instance
-from mm_assets.pipeline import partition_run, publish, stages
-from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.orchestration.launch import open_instance, run_load
+from mm_assets.pipeline import load, partition_run, publish, stages
+from mm_assets.pipeline.chain import RAW_SHARDS
+from mm_assets.pipeline.engines.processes import Processes
+from mm_assets.pipeline.losses import loss_totals
+from mm_assets.pipeline.pending import Present, pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
-from ..pipeline.chain import at_work, marker_of, run_partition
+from ..pipeline.chain import at_work, declare, marker_of, run_chain, run_partition
+from ..pipeline.shards import make_shard
 from .files import files_of
 
 PARTITION = "docs-00001"
@@ -131,3 +139,50 @@ def test_a_full_dagster_home_is_named(monkeypatch: pytest.MonkeyPatch, disk: Pat
         open_instance()
     (disk / "filler").unlink()
     open_instance().dispose()
+
+
+def test_a_read_only_root_with_nothing_to_do(
+    instance: dg.DagsterInstance, demo_spec: Callable[..., DatasetSpec], disk: Path
+) -> None:
+    """A load that has nothing to do succeeds where the root may only be read; one that has names the disk."""
+    dataset = DatasetStore(demo_spec("docs").replace(root=str(disk)))
+    make(dataset)
+    with Processes() as processes:
+        assert run_load(dataset.spec, pending_partitions(dataset), engine=processes).ok
+        mount("-o", "remount,ro", str(disk))
+        assert run_load(dataset.spec, [], engine=processes).ok
+        load.run_unrecorded(Present(dataset), [], engine=processes, first=None, observed=lambda _: None)
+        (line,) = run_load(dataset.spec, [PARTITION], engine=processes, first=RAW_SHARDS).failures
+    assert f"Read-only file system: make the disk at {disk} writable" in line
+
+
+def test_full_temporary_files_are_named(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of a compressed shard wait in a temporary file: where its disk is full, registration says so."""
+    with tarfile.open(tmp_path / "texts.tar.gz", "w:gz") as tar:
+        for number in range(8):
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.size = 64 << 10
+            tar.addfile(member, io.BytesIO(b"text " * (member.size // 5) + b"text!"))
+    spec = declare(tmp_path / "root", tmp_path / "texts.tar.gz")
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    mount("-o", f"remount,size={64 << 10}", str(disk))
+    with pytest.raises(SourceError, match=rf"No space left on device: free some space on the disk at {disk}, then"):
+        register(DatasetStore(spec))
+    mount("-o", f"remount,size={PLENTY}", str(disk))
+    run_chain(spec)
+
+
+def test_no_place_for_temporary_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any folder for temporary files a partition fails with what to set, and the shard is not suspected."""
+    shard = make_shard(tmp_path / "in" / "s.tar", {"a.txt": "words"})
+    dataset = DatasetStore(declare(tmp_path / "root", shard))
+    register(dataset)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+    report = partition_run.run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    assert report.failure is not None
+    assert report.failure.path == "TMPDIR"
+    assert "set it to a folder with free space" in report.failure.detail
+    monkeypatch.undo()
+    (total,) = loss_totals(dataset, ["s"])
+    assert "salvage" not in total.example.advice

@@ -1,6 +1,9 @@
 """The whole chain on object storage: shards read by ranges, outputs uploaded whole, everything over HTTP."""
 
 import io
+import os
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +18,13 @@ import fsspec
 import pytest
 
 import mm_assets
+from mm_assets.cli.project import make_project
 from mm_assets.errors import ConfigError, SourceError
-from mm_assets.orchestration.launch import register_dataset
+from mm_assets.orchestration.launch import register_dataset, run_load
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_STAGES, PUBLISHED, RAW_SHARDS, TABLES, Stage
 from mm_assets.pipeline.decide import decide_layout
+from mm_assets.pipeline.engines.processes import Processes
+from mm_assets.pipeline.load import PartitionRun
 from mm_assets.pipeline.partition_run import PartitionReport, run_partition
 from mm_assets.pipeline.pending import Present, pending_partitions
 from mm_assets.pipeline.publish import build_manifest
@@ -480,3 +486,74 @@ def test_a_changed_object_is_noticed(
     assert before.size == after.size
     assert before.fingerprint != after.fingerprint
     assert after.modified is not None
+
+
+def test_a_command_on_s3_writes_nothing_to_standard_error(
+    server: tuple[str, Any], options: dict[str, Any], bucket: str, demo_shards: Path, tmp_path: Path
+) -> None:
+    """The process ends without a word of what its libraries hold: a client's thread runs until the end."""
+    upload(options, demo_shards / "captions-00000.tar", bucket)
+    make_project(tmp_path)
+    declaration = tmp_path / "packed_datasets" / "defs" / "captions" / "defs.yaml"
+    declaration.parent.mkdir()
+    settings = f"{{name: captions, shards: 's3://{bucket}/shards/*.tar', root: 's3://{bucket}/out', settle_seconds: 0}}"
+    declaration.write_text(f"type: mm_assets.orchestration.ShardDataset\nattributes: {settings}\n")
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("DAGSTER_", "MM_ASSETS_"))},
+        "DAGSTER_HOME": str(home),
+        "AWS_ENDPOINT_URL": server[0],
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+    }
+    command = [sys.executable, "-P", "-c", "from mm_assets.cli.main import main; main()", "run"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=280
+    )
+    assert done.returncode == 0, done
+    assert "captions-00000" in done.stdout
+    assert done.stderr == ""
+
+
+def test_credentials_that_expire_during_a_load(
+    instance: dg.DagsterInstance,
+    demo_spec: Callable[..., DatasetSpec],
+    demo_shards: Path,
+    server: tuple[str, Any],
+    options: dict[str, Any],
+    bucket: str,
+) -> None:
+    """The load ends at once with one message for what is left; what was done is listed, the next load does the rest."""
+    fs = fsspec.filesystem("s3", **options)
+    keys = [f"part-{number}" for number in range(6)]
+    for key in keys:
+        fs.put_file(str(demo_shards / "captions-00000.tar"), f"{bucket}/shards/{key}.tar")
+    spec = demo_spec("captions", shards=f"s3://{bucket}/shards/*.tar", storage_options=options)
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    ended: list[PartitionRun] = []
+
+    def observe(run: PartitionRun) -> None:
+        ended.append(run)
+        server[1].faults.is_expired = True
+
+    try:
+        with Processes() as processes:
+            rest = run_load(spec, keys, engine=processes, observed=observe)
+    finally:
+        server[1].faults.is_expired = False
+    failed = [run for run in ended if not run.ok]
+    assert ended[0].ok
+    assert failed
+    assert all(
+        "the credentials have expired (ExpiredToken: injected)" in line for run in failed for line in run.failures
+    )
+    (line,) = rest.failures
+    assert f"{len(keys) - len(ended)} more partitions not run" in line
+    assert pending_partitions(dataset) == keys[len(ended) - len(failed) :]
+    assert len(mm_assets.open(dataset.store.url_of("manifest.json"))) == 40 * (len(ended) - len(failed))
+    with Processes() as processes:
+        rest = run_load(spec, pending_partitions(dataset), engine=processes)
+    assert rest.ok
+    assert pending_partitions(dataset) == []

@@ -10,6 +10,8 @@ from typing import Any
 import dagster as dg
 import pyarrow.parquet as pq
 import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
 
 import mm_assets
 from mm_assets.checks.catalog import CATALOG
@@ -194,7 +196,8 @@ def test_the_manifest_says_how_to_open_it(instance: dg.DagsterInstance, demo_spe
         assert len(opened) == metadata["dagster/row_count"].value == 40
         columns = {column.name for column in metadata["dagster/column_schema"].value.columns}
         assert columns == set(opened.fields)
-    assert metadata["totals"].value.startswith("40 samples in 1 partition; MULT 1.")
+    assert metadata["totals"].value.startswith("40 samples in 1 partition  \nMULT 1.")
+    assert max(map(len, metadata["open"].value.splitlines())) <= 36, "the page cuts off longer lines"
     assert "| captions-00000 | 40 |" in metadata["shards"].value
     assert metadata["losses"].value == metadata["left_out"].value == "nothing"
 
@@ -395,3 +398,42 @@ def test_checks_of_packed_files_can_be_executed_alone(
     if setting == "rollup":  # without a partition it is what the records of all partitions say
         (found,) = execute(None).get_asset_check_evaluations()
         assert (found.passed, found.description) == (False, "1 of 1 partition failed")
+
+
+@pytest.mark.parametrize("job", ["captions_pack", "captions_check"])
+def test_a_run_without_a_partition_says_what_is_missing(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, job: str
+) -> None:
+    """It fails before its first step, with the option to give, a key that there is, and the command that needs none."""
+    spec = demo_spec("captions")
+    register_dataset(instance, DatasetStore(spec))
+    definition = build_definitions(spec).resolve_job_def(job)
+    run = instance.create_run_for_job(definition)
+    execute_run(InMemoryJob(definition), run, instance)
+    (failed,) = [e.get_dagster_event() for e in instance.all_logs(run.run_id) if "FAILURE" in str(e.dagster_event_type)]
+    said = failed.event_specific_data.error.message.partition(": ")[2]
+    assert said.startswith("the run names no partition: ")
+    assert '--tags \'{"dagster/partition": "captions-00000"}\'' in said
+    assert "`mm-assets run --dataset captions`" in said
+
+
+def test_checks_that_never_ran_are_not_failed(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, demo_shards: Path, inbox: Callable[..., Path]
+) -> None:
+    """A run that ends at a truncated shard leaves no check planned: Dagster would show those of all stages failed."""
+    folder = inbox("captions-00000.tar")
+    (folder / "cut.tar").write_bytes((demo_shards / "captions-00000.tar").read_bytes()[:30_000])
+    spec = demo_spec("captions", shards=str(folder))
+    register_dataset(instance, DatasetStore(spec))
+    definitions = build_definitions(spec)
+    keys = [
+        key for asset in definitions.assets or () if isinstance(asset, dg.AssetsDefinition) for key in asset.check_keys
+    ]
+    before: dict[dg.AssetCheckKey, set[str]] = {}
+    for partition, is_ok in (("captions-00000", True), ("cut", False)):
+        assert pack(instance, spec, partition).success is is_ok
+        history = {key: instance.event_log_storage.get_asset_check_execution_history(key, limit=9) for key in keys}
+        found = {key: {record.status.value for record in records} for key, records in history.items()}
+        before = before or found
+    assert found == before
+    assert set().union(*found.values()) == {"SUCCEEDED"}

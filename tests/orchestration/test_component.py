@@ -8,7 +8,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from mm_assets.errors import ConfigError
+from mm_assets.orchestration import component
 from mm_assets.orchestration.assets import build_assets
+from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.component import ShardDataset
 from mm_assets.orchestration.jobs import build_jobs
 from mm_assets.orchestration.resources import StorageRoot, resource_key
@@ -69,6 +71,13 @@ def test_every_setting_has_type_description_and_example() -> None:
         ("parquet", {"compression": "lzma"}, "parquet.compression: 'lzma' is not one of ['zstd', "),
         ("filters", [{"type": "blurr"}], "filters.0.type: 'blurr' does not match '^(aspect_ratio|"),
         ("filters", [{"min": 3}], "filters.0: 'type' is a required property"),
+        ("filters", [{"type": "text_length", "min_charz": 3}], "filters.0: 'min_charz' is not one of ['type', "),
+        ("filters", [{"type": "text_length", "min_chars": "3"}], "filters.0.min_chars: '3' is not valid"),
+        ("filters", [{"type": "text_length", "name": 3}], "filters.0.name: 3 is not of type 'string'"),
+        ("annotators", [{"type": "image_size", "prefixx": ""}], "annotators.0: 'prefixx' is not one of ['type', "),
+        ("cron", "99 * * * *", "cron: '99 * * * *' does not match"),
+        ("cron", "every day", "cron: 'every day' does not match"),
+        ("timezone", "Europe/Nowhere", "Additional properties are not allowed ('timezone' was unexpected)"),
         ("pack", "everything", "pack: 'everything' is not one of ['interleaved', "),
         ("pack", 3, "pack: 3 is not of type 'string', 'object', 'null'"),
         ("pack", {"field": []}, "pack: Additional properties are not allowed ('field' was unexpected)"),
@@ -91,6 +100,11 @@ def test_the_schema_refuses_what_is_wrong(key: str, value: object, says: str) ->
             "filters": [{"type": "my.module:Filter", "name": "x"}],
             "pack": {"fields": []},
         },
+        {
+            "filters": [{"type": "text_length", "min_chars": "{{ env.LEAST }}", "scope": "sample"}],
+            "cron": "{{ env.C }}",
+        },
+        *({"cron": cron} for cron in ("*/5 0-6,22 1,L jan-MAR mon-5/2", " 0 0 1 1 7 ", "@daily", "59 23 31 12 sun")),
     ],
 )
 def test_the_schema_allows_templates_and_empty_values(attributes: dict[str, Any]) -> None:
@@ -168,6 +182,9 @@ def test_a_name_from_the_environment(tmp_path: Path, dagster_home: Path, monkeyp
         ("filters: [{type: aspect_ratio, maximum: 2}]", "filters[0]", "max"),
         ("settle_seconds: soon", "settle_seconds", "expected a number"),
         ("pack: everything", "pack", "generic"),
+        ("cron: '0 0 30 2 *'", "cron", "'0 0 30 2 *', which Dagster takes for no time"),
+        ("source: 'missing_module:Mine'", "source", "No module named 'missing_module'"),
+        ("source: 'json:Mine'", "source", "is None, expected a class"),
     ],
 )
 def test_a_wrong_declaration_fails_validation(
@@ -207,6 +224,45 @@ def test_a_wrong_declaration_stops_only_its_own_dataset(
         assert says in (node.description or "")
         assert says in str(node.metadata["error"])
         assert sum(says in record.getMessage() for record in caplog.records) == 1
+
+
+WRONG = {
+    "cron": "cron: '61 * * * *'",
+    "day": "cron: '0 0 31 2 *'",
+    "zone": "timezone: Europe/Nowhere",
+    "filters": "filters: [{type: text_length, min_charz: 3}]",
+    "annotators": "annotators: [{type: image_size, prefix: 3}]",
+    "source": "source: 'missing_module:Mine'",
+    "owners": "owners: [me]",
+    "refused": "description: of a dataset that Dagster refuses",
+}
+
+
+def test_whatever_is_wrong_with_a_dataset_stops_no_other(
+    tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wrong value is shown with the file and its key, and the other datasets have their jobs and schedules."""
+
+    def build(spec: DatasetSpec) -> dg.Definitions:
+        if spec.name == "refused":
+            raise dg.DagsterInvalidDefinitionError("no")
+        return build_definitions(spec)
+
+    monkeypatch.setattr(component, "build_definitions", build)
+    lines = {"first": "cron: '0 3 * * *'", **WRONG, "last": "filters: [{type: text_length, min_chars: 3}]"}
+    documents = [f"type: {TYPE}\nattributes:\n  name: {n}\n  shards: x\n  {line}\n" for n, line in lines.items()]
+    definitions = load(tmp_path, "---\n".join(documents))
+    graph = definitions.resolve_asset_graph()
+    wrong = [key for key in graph.get_all_asset_keys() if key.path[0] == "wrong_declarations"]
+    errors = [str(graph.get(key).metadata["error"]) for key in wrong]
+    assert len(errors) == len(WRONG)
+    assert all("mine/defs.yaml: " in error for error in errors)
+    for line in (line for name, line in WRONG.items() if name != "refused"):
+        assert any(f"defs.yaml: {line.partition(':')[0]}" in error for error in errors), line
+    assert any("attributes: Dagster refuses them: DagsterInvalidDefinitionError: no" in error for error in errors)
+    jobs = {job.name for job in definitions.resolve_all_job_defs()}
+    assert {name.rpartition("_")[0] for name in jobs if name.endswith("_pack")} == {"first", "last"}
+    assert definitions.resolve_schedule_def("first_pending").cron_schedule == "0 3 * * *"
 
 
 def test_the_shipped_code_location_loads_without_warnings(dagster_home: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mm_assets.orchestration.launch import open_instance
 from mm_assets.orchestration.viewer import VIEWER_VARIABLE, claim_viewer, viewer_link
 
 
@@ -30,7 +31,7 @@ def test_links(monkeypatch: pytest.MonkeyPatch, base: str, sample: str | None, l
 
 
 def test_no_viewer_no_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without the variable, and before `mm-assets ui` was started, there is no link."""
+    """Without the variable, in an instance of other commands alone, there is no link."""
     monkeypatch.delenv(VIEWER_VARIABLE, raising=False)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     assert viewer_link("web", "a-1") is None
@@ -49,3 +50,16 @@ def test_the_viewer_of_the_instance(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert stored.stat().st_mode & 0o077 == 0
     monkeypatch.setenv(VIEWER_VARIABLE, "")
     assert viewer_link("web") is None
+
+
+def test_links_lead_to_the_viewer_before_its_first_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the command line packs has links before `mm-assets ui` was started, with the token that it will have."""
+    monkeypatch.delenv(VIEWER_VARIABLE, raising=False)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with open_instance():
+        link = viewer_link("web", "a-1")
+    token = claim_viewer(tmp_path, "http://127.0.0.1:3001")
+    assert link == viewer_link("web", "a-1") == f"http://127.0.0.1:3001/web/?t={token}&part=a-1"
+    claim_viewer(tmp_path, "http://127.0.0.1:3009")
+    with open_instance():
+        assert viewer_link("web", "a-1") == f"http://127.0.0.1:3009/web/?t={token}&part=a-1"

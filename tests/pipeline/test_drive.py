@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from mm_assets.errors import CredentialsError
 from mm_assets.pipeline.drive import REPEATS, STORAGE_PAUSES, STRAGGLES, run_tasks
 from mm_assets.pipeline.engines.base import Ended, Loss, Task
 from mm_assets.pipeline.leases import Leases
@@ -207,6 +208,21 @@ def test_a_failing_storage_is_waited_for(drive: Drive) -> None:
     assert pauses == list(STORAGE_PAUSES)
     engine = Script(ends={"a": ends})
     assert not drive(engine, "a")["a"].ok
+
+
+def test_refused_credentials_end_the_load_at_once(drive: Drive, dataset: DatasetStore) -> None:
+    """What is at work ends, nothing is started or repeated, and one error says how many partitions were not run."""
+    refused = failed("a", fault="credentials")
+    engine = Script(ends={"a": [(1.0, refused)], "b": [(2.0, failed("b", fault="unavailable"))]})
+    partition, schema = dataset.partition("a"), dataset.schema()
+    tasks = [Task(spec=dataset.spec, schema=schema, partition=replace(partition, key=key)) for key in KEYS]
+    reports = run_tasks(engine, tasks, clock=lambda: engine.now, sleep=engine.sleep)
+    assert [next(reports).partition for _ in range(2)] == ["a", "b"]
+    with pytest.raises(CredentialsError, match=r"it failed; 8 more partitions not run"):
+        next(reports)
+    assert (sorted(engine.times), engine.now) == (["a", "b"], 2.0)
+    # The last one leaves nothing out, and is not repeated either.
+    assert not drive(Script(ends={"a": [(1.0, refused)]}), "a")["a"].ok
 
 
 def test_slow_down_lowers_what_is_at_work(drive: Drive) -> None:

@@ -18,6 +18,7 @@ from mm_assets.pipeline import stages
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
+from ..http_server import Reply, answer
 from .chain import at_work, declare, run_chain
 from .shards import Members, drops, make_shard, pixels, png, table, tiff, values
 
@@ -208,3 +209,32 @@ def test_allowed_references_are_followed(tmp_path: Path) -> None:
     dataset, _ = run_chain(declare(tmp_path / "root", shard, samples=samples))
     assert values(dataset)["a"]["image"] == [(1, pixels(5).tolist())]
     assert [d[:2] for d in drops(dataset)] == [("a", 2), ("a", 3)]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_leads_only_where_references_may(tmp_path: Path, status: int) -> None:
+    """A server that redirects an allowed URL reaches no other server: no request goes there, and the row says where."""
+
+    def secret(_method: str, _path: str) -> Reply:
+        return 200, {"Content-Type": "image/png"}, png(9)
+
+    with answer(secret) as (inside, inner_requests):
+
+        def images(_method: str, path: str) -> Reply:
+            target = {"/img/moved.png": "../img/here.png", "/img/away.png": f"{inside}/img/x.png?token=1"}.get(path)
+            redirect: Reply = (status, {"Location": target or "/other/x.png"}, b"")
+            return (200, {}, png(5)) if path == "/img/here.png" else redirect
+
+        with answer(images) as (url, requests):
+            tokens = [f"{url}/img/{name}.png" for name in ("here", "moved", "away", "up")]
+            texts = [None] * (len(tokens) + 1)
+            shard = make_shard(tmp_path / "in" / "s.tar", {"a.json": {"texts": texts, "images": [None, *tokens]}})
+            samples = {"allow_references": True, "allowed_references": [f"{url}/img/"]}
+            dataset, _ = run_chain(declare(tmp_path / "root", shard, samples=samples))
+    assert values(dataset)["a"]["image"] == [(n, pixels(5).tolist()) for n in (1, 2)]
+    assert inner_requests == []
+    assert not [path for _, path in requests if path.startswith("/other")]
+    errors = [r["materialize_error"] for r in table(dataset, "materialized_rows") if r["materialize_error"]]
+    assert len(errors) == 2
+    for error, target in zip(errors, (f"{inside}/img/x.png", f"{url}/other/x.png"), strict=True):
+        assert f"redirects to {target}, which `samples.allowed_references` does not cover" in error

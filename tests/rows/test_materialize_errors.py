@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.errors import ConfigError, ShardReadError, SourceError
+from mm_assets.errors import ConfigError, CredentialsError, ShardReadError, SourceError
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import ParquetSink
 from mm_assets.storage.files import SourceFile
@@ -124,6 +124,21 @@ def test_a_read_that_fails_costs_one_row(tmp_path: Path, opener: Opener) -> None
     assert "the disk says no" in found[1]["materialize_error"]
     assert "the disk says no" in found[3]["materialize_error"]
     assert "frame 1" in found[7]["materialize_error"]
+
+
+def test_refused_credentials_are_not_an_error_of_a_row(tmp_path: Path, opener: Opener) -> None:
+    """A file that new credentials would open is not published as missing: that raises, and loses no row."""
+    shard = tmp_path / "a.tar"
+    spans = make_tar(shard, {"0.jpg": content(0, 100)})
+
+    def refuse(url: str) -> SourceFile:
+        if url.startswith("s3://"):
+            raise CredentialsError(url, "cannot be read: the credentials have expired")
+        return opener(url)
+
+    rows = [row("a", 0, ref_of(shard, "0.jpg", spans["0.jpg"])), row("a", 1, '{"path":"s3://bucket/x.jpg"}')]
+    with pytest.raises(CredentialsError, match="have expired"):
+        run(rows, refuse)
 
 
 @pytest.mark.parametrize("fail_on_error", [False, True])

@@ -13,6 +13,7 @@ from mm_assets.errors import SourceError
 from mm_assets.rows.source_ref import SourceRef
 from mm_assets.sources.base import open_container
 from mm_assets.storage.files import SourceFile
+from mm_assets.storage.urls import redirects_only_to
 from mm_assets.view.backends.scratch import HeldContents
 
 __all__ = ["References"]
@@ -66,7 +67,8 @@ class References:
         with self._lock:
             file = self._open.get(path)
             if file is None:
-                file = self._open[path] = SourceFile(path, self._options)
+                options = redirects_only_to(self._is_allowed, path, self._options)
+                file = self._open[path] = SourceFile(path, options)
                 while len(self._open) > MAX_OPEN:
                     self._open.popitem(last=False)  # it is closed when nothing reads it any more
             self._open.move_to_end(path)
