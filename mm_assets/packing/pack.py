@@ -108,7 +108,7 @@ def pack_rows(
         provenance: where the files come from; JSON.
         num_samples: how many samples `blocks` hold, if known; it saves MULT a copy of its body.
         fsync: wait for the disk before the files take their places.
-        packed: called with each sample that was packed: its rows, where they went, and its payloads as they were encoded.
+        packed: called with each sample that was packed: its rows, their places, and its payloads as they were encoded.
 
     Raises:
         EncodeError: a row cannot be packed that `packable` should have dropped, or a limit of the format is exceeded.

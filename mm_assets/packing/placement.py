@@ -246,9 +246,7 @@ class Placer:
         take = self.plan.modalities[number].selector.take
         return take in ("parts", *VALUE_TAKES) or not self.keeps(number, "")
 
-    def place_sample(
-        self, rows: BlockRows, start: int, stop: int, without: frozenset[int] = frozenset()
-    ) -> Placement:
+    def place_sample(self, rows: BlockRows, start: int, stop: int, without: frozenset[int] = frozenset()) -> Placement:
         """Where the rows of one sample go; arguments as of `settled`."""
         placement = Placement(start=start, stop=stop)
         sample = _Sample(rows=rows, placement=placement)
