@@ -100,23 +100,27 @@ _CHECKS = {
         ("schema", "schema"),
         ("reserved_columns", "identity metadata_rows unique contiguous text no_content source_refs"),
         ("accounting", "members"),
-        ("alignment", "samples member_rows member_texts entries user_columns"),
+        ("alignment", "order samples member_rows member_texts entries user_columns"),
         ("accounting", "rejects listed losses"),
     ),
-    "materialized_rows": (("schema", "schema"), ("alignment", "same_rows"), ("content", "content shard_bytes")),
+    "materialized_rows": (
+        ("schema", "schema"),
+        ("alignment", "same_rows"),
+        ("content", "content shard_bytes readable"),
+    ),
     "filtered_rows": (
         ("schema", "schema"),
         ("reserved_columns", "metadata_rows unique"),
         ("content", "content"),
-        ("accounting", "accounting dropped losses decodable"),
+        ("accounting", "accounting dropped losses decodable repeated"),
         ("alignment", "same_rows"),
-        ("content", "shard_bytes"),
+        ("content", "shard_bytes readable"),
     ),
     "packed_mult": _PACKED_CHECKS,
     "packed_mstr": _PACKED_CHECKS,
 }
 # One statement each, over the asset's own tables.
-_SHARED = {"schema", "metadata_rows", "unique", "losses", "shard_bytes"}
+_SHARED = {"schema", "metadata_rows", "unique", "losses", "shard_bytes", "readable"}
 
 CATALOG = tuple(
     Check(asset=asset, name=name, group=group)

@@ -9,6 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.filters.apply import FilterStream
+from mm_assets.filters.base import Annotator, Filter
+from mm_assets.packing.judge import Judge, Mode, Policy
 from mm_assets.packing.plan import PackPlan
 from mm_assets.rows.base import RowSource
 from mm_assets.rows.schema import DatasetSchema, MemberRules
@@ -16,7 +19,7 @@ from mm_assets.sources.base import Source
 from mm_assets.storage.store import Store
 from mm_assets.summaries import counted
 
-__all__ = ["CheckContext", "LossLimit", "Outcome", "TableFile"]
+__all__ = ["CheckContext", "Filtering", "LossLimit", "Outcome", "TableFile"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,28 @@ class LossLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Filtering:
+    """How rows are filtered.
+
+    Attributes:
+        annotators: makes fresh annotators.
+        filters: makes fresh filters.
+        stream: filters samples that have their media by such annotators and filters; a judge, if it is given, decides
+            what can be decoded and packed.
+        plan: the pack plan.
+        on_undecodable: what becomes of undecodable media.
+        decodable: how media are judged.
+    """
+
+    annotators: Callable[[], Sequence[Annotator]]
+    filters: Callable[[], Sequence[Filter]]
+    stream: Callable[[Iterable[pa.Table], Sequence[Annotator], Sequence[Filter], Judge | None], FilterStream]
+    plan: PackPlan
+    on_undecodable: Policy
+    decodable: Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
     """One asset's files of one partition, as its checks see them.
 
@@ -90,6 +115,8 @@ class CheckContext:
             that is more. A statement that does not fit all the same may use up to 16 times as many. More than the
             limit is at most the memory of the machine or control group, divided by the processes at work.
         batch_bytes: content that is held at a time while files are read.
+        max_content_bytes: a larger item is an error.
+        filtering: how rows are filtered; None where that is not known, and not repeated.
     """
 
     asset: str
@@ -117,6 +144,14 @@ class CheckContext:
     loss_limit: LossLimit | None = None
     memory_limit: int = 128 << 20
     batch_bytes: int = 4 << 20
+    max_content_bytes: int = 1 << 30
+    filtering: Filtering | None = None
+
+    @property
+    def source_table(self) -> str:
+        """Name of the table that the asset's main table is made of."""
+        names = list(self.tables)
+        return names[names.index(self.own_tables[0]) - 1]
 
     def known_as(self, relation: str) -> str:
         """A relation's name with that of the asset's own table, where it is `own_rows`, `own_losses` or made of one."""

@@ -7,7 +7,7 @@ costs money.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from functools import cached_property
 from itertools import groupby
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.checks.context import CheckContext
+from mm_assets.checks.refilter import drop_reasons, filter_mismatches, known_filters
 from mm_assets.checks.relations import (
     TableBuilder,
     TableRelations,
@@ -31,11 +32,12 @@ from mm_assets.errors import SourceError
 from mm_assets.json_text import repair_json
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.rows.columns import RowStream
+from mm_assets.rows.from_members import MAX_ITEMS
 from mm_assets.rows.interleaved import entries_of, is_interleaved
 from mm_assets.rows.schema import REJECTS_SCHEMA
 from mm_assets.rows.source_ref import is_allowed_reference, is_reference, parse_source_ref
 from mm_assets.rows.user_columns import UNFIT, Converter, converter
-from mm_assets.sources.base import Source
+from mm_assets.sources.base import Source, text_encoding
 from mm_assets.sources.compressed import content_name
 from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, plain_name
@@ -45,6 +47,7 @@ from mm_assets.sources.text_members import (
     BadTextError,
     Read,
     TextMembers,
+    decode_text,
     parse_object,
     stored_text,
     with_charset,
@@ -54,9 +57,11 @@ __all__ = ["OriginRelations"]
 
 _MEMBERS = schema_of(
     *("shard", "ordinal", "member", "name", "folder", "byte_offset", "byte_size", "sample_key", "role", "extension"),
-    *("modality", "content_type", "is_metadata", "is_read", "text_digest"),
+    *("modality", "content_type", "is_metadata", "is_read", "text_digest", "text_fault"),
 )
-_SAMPLES = schema_of("ordinal", "is_interleaved", "json_id", "frame_name", "num_refused", "user_digest")
+_SAMPLES = schema_of(
+    "ordinal", "is_interleaved", "json_id", "frame_name", "num_bad_texts", "num_bad_lists", "user_digest"
+)
 _ENTRIES = schema_of(
     *("ordinal", "modality", "position", "number", "text_digest", "token", "is_reference", "url", "url_type"),
     "user_digest",
@@ -93,8 +98,9 @@ class OriginRelations:
         """The members of the index that are part of a sample, with what their names mean.
 
         `text_digest` is of the text that a text member has in its shard now, null where that is not text; `is_read`
-        says whether it was read. It is read in the encoding that its row records. Of a sample's JSON it is the digest
-        of what `metadata_json` should be.
+        says whether it was read: in the encoding that its row records, or as `rows` reads it if it is among the rejects.
+        Of a sample's JSON it is the digest of what `metadata_json` should be. `text_fault` is why a reject cannot be
+        its text or JSON: a reason, or "" if it can.
         """
         shards = {shard.file.url: shard for shard in self._context.shards}
         found = TableBuilder(_MEMBERS)
@@ -116,9 +122,12 @@ class OriginRelations:
             return local and (is_metadata(member) or modality_of(member.extension, extensions) == "text")
 
         limit, charsets = self._layout.max_text_bytes, self._charsets
+        encoding = text_encoding(source, self._layout.encoding)
 
         def decode(member: Member, payload: bytes) -> Decoded:
             charset = charsets.get((member.shard, member.member))
+            if charset is None and (member.shard, member.member) in self._rejected:
+                return decode_text(payload, encoding)
             return Decoded(stored_text(payload, charset), charset)
 
         with closing(TextMembers(source, members, is_text=is_text, max_bytes=limit, decode=decode)) as texts:
@@ -135,7 +144,26 @@ class OriginRelations:
                             *(m.byte_offset, m.byte_size, m.sample_key, m.role, m.extension),
                             *(modality_of(m.extension, extensions), content_type, is_json),
                             *(read is not None, _text_digest(read, is_json=is_json)),
+                            self._fault(read, is_json=is_json) if (m.shard, m.member) in self._rejected else None,
                         )
+
+    @cached_property
+    def _rejected(self) -> Set[tuple[str, str | None]]:
+        """Shard and member of every reject."""
+        columns = self._tables.parquet(self._context.own_tables[1]).read(["shard", "member"])
+        return set(zip(*(column.to_pylist() for column in columns.columns), strict=True))
+
+    def _fault(self, read: Read | None, *, is_json: bool) -> str | None:
+        if isinstance(read, BadTextError):
+            return read.reason
+        if read is None:
+            return None
+        try:
+            value = parse_object(read.text).value if is_json else {}
+        except BadTextError as error:
+            return error.reason
+        lists = (value.get(key) for key in (self._layout.texts_field, self._layout.images_field))
+        return "too_many_items" if any(isinstance(found, list) and len(found) > MAX_ITEMS for found in lists) else ""
 
     @cached_property
     def _charsets(self) -> Mapping[tuple[str | None, str | None], str]:
@@ -156,7 +184,7 @@ class OriginRelations:
     def sample_json(self) -> pa.Table:
         """What the JSON of each metadata row gives its sample, by the row's `ordinal`.
 
-        `num_refused` counts the entries that cannot become a row, and lists that are none.
+        `num_bad_texts` counts the entries that are not texts, `num_bad_lists` the lists that are none.
         """
         return self._json[0]
 
@@ -194,14 +222,14 @@ class OriginRelations:
         is_id = isinstance(given, str | int) and not isinstance(given, bool) and given != ""
         frames = None if layout.image_member_field is None else value.get(layout.image_member_field)
         texts, images = (value.get(key) for key in (layout.texts_field, layout.images_field))
-        refused = sum(found is not None and entries_of(found) is None for found in (texts, images))
-        refused += sum(text is not None and not isinstance(text, str) for text in entries_of(texts) or ())
+        bad_lists = sum(found is not None and entries_of(found) is None for found in (texts, images))
+        bad_texts = sum(text is not None and not isinstance(text, str) for text in entries_of(texts) or ())
         interleaved = is_interleaved(value, layout)
         return (
             interleaved,
             str(given) if is_id else None,
             plain_name(frames) if isinstance(frames, str) and frames else None,
-            refused if interleaved else 0,
+            *((bad_texts, bad_lists) if interleaved else (0, 0)),
             self._digest_of(
                 {c.name: _fitted(fit, value.get(c.source)) for c, fit in self._user if c.rows == "metadata"}
             ),
@@ -299,6 +327,20 @@ class OriginRelations:
                 digests += row_digests(batch).to_pylist()
             rejects.append(stream.rejects())
         return digests, pa.concat_tables(rejects) if rejects else REJECTS_SCHEMA.empty_table()
+
+    # -- filters
+
+    def known_filters(self) -> pa.Table:
+        """The filters that may drop rows; `is_open` where a filter of the user's own may do so for any reason."""
+        return known_filters(self._context)
+
+    def drop_reasons(self) -> pa.Table:
+        """The reasons of the built-in ones; a value at `bound`, or at the side of it that is kept, is not one."""
+        return drop_reasons(self._context)
+
+    def filter_mismatches(self) -> pa.Table:
+        """What differs between the filtered or dropped rows of a few samples and the result of filtering them again."""
+        return filter_mismatches(self._context, self._tables)
 
 
 def _fitted(fit: Converter, value: object) -> object:

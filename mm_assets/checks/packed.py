@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 from mm_assets.checks.alignment import Facts
 from mm_assets.checks.context import CheckContext
 from mm_assets.checks.relations import TableBuilder, TableRelations, schema_of, table_of
-from mm_assets.errors import BadMagicError, FormatError, LimitError, SourceError, temporary_disk_named
+from mm_assets.errors import BadMagicError, EncodeError, FormatError, LimitError, SourceError, temporary_disk_named
 from mm_assets.fields import Field, Item, complete_config
 from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc32c, open_reader
-from mm_assets.packing.pack import listing_json
+from mm_assets.packing.pack import encode_placed, listing_json
 from mm_assets.packing.placement import BlockRows, Placement, Placer
 from mm_assets.packing.plan import VALUE_TAKES
 from mm_assets.rows.parquet import sample_groups
@@ -36,11 +36,13 @@ from mm_assets.storage.remote import RemoteFile
 
 __all__ = ["ExpectedRows", "PackedFiles", "PackedRelations"]
 
-MAX_COMPARED = 32  # items of a re-encoding field that are decoded and compared, spread over the partition
+MAX_COMPARED = 32  # payloads of a large modality that are encoded again, and differences listed of any modality
+MAX_ENCODED_BYTES = 1 << 20  # of the payloads of a re-encoding modality that are all encoded again
 MAX_DECODED_BYTES = 1 << 20  # of a payload that is decoded although its media were before it was packed
 
 _ITEMS = schema_of("sample_id", "modality", "kind", "part", "position", "size", "crc32c", "exact")
 _PAYLOADS = schema_of("format", "ordinal", "sample_id", "modality", "size", "crc32c")
+_ENCODED = schema_of("sample_id", "modality", "size", "crc32c")
 _PRESENCE = schema_of("sample_id", "modality")
 _MISMATCHES = schema_of("sample_id", "modality", "part", "position", "detail")
 _LISTING = schema_of("sample_id", "place", "position", "modality", "content_type", "packed_in")
@@ -70,19 +72,22 @@ class ExpectedRows:
     Attributes:
         items: the relation `expected_items`, under construction.
         presence: the relation `expected_presence`, likewise.
+        encoded: size and CRC-32C of every payload as it was encoded; empty where the rows were not packed just now.
         parts: by sample and composite modality, the parts that its rows fill.
     """
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
         self.items, self.presence = TableBuilder(_ITEMS), TableBuilder(_PRESENCE)
+        self.encoded = TableBuilder(_ENCODED)
         self.parts: dict[tuple[str, str], frozenset[str]] = {}
         self._composites = [number for number, made in enumerate(placer.fields) if made.PARTS]
         self._listed = [] if placer.listing is None else [placer.listing]
 
-    def add(self, rows: BlockRows, placement: Placement) -> None:
-        """Adds a sample."""
+    def add(self, rows: BlockRows, placement: Placement, payloads: Mapping[str, Payload] | None = None) -> None:
+        """Adds a sample, with its payloads if it was packed just now."""
         names, sample_id = self._placer.names, rows.sample_id[placement.start]
+        self.encoded.extend((sample_id, name, *_measured(payload)) for name, payload in (payloads or {}).items())
         self.items.extend(_expected_of(rows, placement, self._placer))
         self.presence.extend((sample_id, names[taker]) for taker in (*placement.present, *self._listed))
         for taker in self._composites:
@@ -273,27 +278,63 @@ class PackedFiles:
     def expected(self) -> Expected:
         """What the filtered rows give, by at most one pass over them for all formats that are checked.
 
-        None is needed where packing has collected it and no field encodes what its rows hold in another way.
+        None is needed where packing has collected it, no field encodes what its rows hold in another way, and the
+        payloads are those that were encoded.
         """
-        placer, size = self.placer, self._context.batch_bytes
+        placer, size = Placer(self.placer.plan, encode=True), self._context.batch_bytes
         collected = self._collected or ExpectedRows(placer)
         mismatches = {form: TableBuilder(_MISMATCHES) for form in self._forms}
-        compare = {form: _Comparison(self.reader(form), self.ids[form], placer) for form in self._forms}
-        compare = {form: comparison for form, comparison in compare.items() if comparison.chooses}
-        if compare or self._collected is None:
+        compare = {form: self._comparison(form, placer) for form in self._forms}
+        if self._collected is None or any(comparison.chooses for comparison in compare.values()):
             with closing(TableRelations(self._context)) as tables:
                 for block in sample_groups(tables.batches(self._context.packed_from), batch_bytes=size):
                     rows = BlockRows(block)
-                    for placement in placer.place(rows):
+                    for start, stop in rows.samples():
+                        takers = {form: each.takers(rows.sample_id[start]) for form, each in compare.items()}
+                        if self._collected is not None and not any(takers.values()):
+                            continue
+                        placement = placer.place_sample(rows, start, stop)
                         if self._collected is None:
                             collected.add(rows, placement)
+                        encoded = _Encoded(placer, rows, placement)
                         for form, comparison in compare.items():
-                            mismatches[form].extend(comparison.sample(rows, placement))
+                            mismatches[form].extend(comparison.sample(encoded, takers[form]))
         if self._context.judged:
             for form, found in mismatches.items():
                 found.extend(_undecoded(self.reader(form), self.ids[form], placer))
         tables_of = {form: found.table() for form, found in mismatches.items()}
         return Expected(collected.items.table(), collected.presence.table(), collected.parts, tables_of)
+
+    def _comparison(self, form: str, placer: Placer) -> _Comparison:
+        """The payloads of a file that are encoded again.
+
+        Of rows that were packed just now these are some of the fields that re-encode, and all that differ from what was
+        encoded. Of others it is every payload.
+        """
+        reader, ids = self.reader(form), self.ids[form]
+        if reader is None:
+            return _Comparison(None, ids, placer, {})
+        encoded = None if self._collected is None else self._collected.encoded.table()
+        chosen: dict[int, npt.NDArray[np.int64]] = {}
+        for taker, name in enumerate(placer.names):
+            if name not in reader.names or taker == placer.listing:  # a listing is compared byte by byte
+                continue
+            present = _present(reader, name)
+            if encoded is None or not self._is_written(form, name, encoded):
+                chosen[taker] = present
+            elif placer.reencodes(taker):
+                some = np.linspace(0, len(present) - 1, min(MAX_COMPARED, len(present))).astype(int)
+                is_small = int(reader.sizes(name).sum(dtype=np.int64)) <= MAX_ENCODED_BYTES
+                chosen[taker] = present if is_small else present[np.unique(some)]
+        return _Comparison(reader, ids, placer, chosen)
+
+    def _is_written(self, form: str, name: str, encoded: pa.Table) -> bool:
+        """Whether the payloads of a modality have the checksums that they had when they were encoded, in their order.
+
+        Where the file states no checksums that could be read, `intact` reports it.
+        """
+        packed = self.payloads.filter(pc.and_(pc.equal(self.payloads["format"], form), _of(self.payloads, name)))
+        return bool(packed.select(_ENCODED.names).equals(encoded.filter(_of(encoded, name))))
 
 
 class PackedRelations:
@@ -377,7 +418,7 @@ class PackedRelations:
         return self._files.expected.items
 
     def decoded_mismatches(self) -> pa.Table:
-        """Items of re-encoding fields, up to 32 for each modality, that are not what their row gives.
+        """Payloads and items, the first 32 of each modality, that are not what their rows give.
 
         Also payloads that do not decode, of up to 2 for each modality, where media were judged before they were packed.
         """
@@ -386,6 +427,16 @@ class PackedRelations:
     def expected_presence(self) -> pa.Table:
         """Which sample should have which modality."""
         return self._files.expected.presence
+
+
+def _measured(payload: Payload) -> tuple[int, int]:
+    """Bytes of record and data together, and their CRC-32C, as packed files state them."""
+    return len(payload.metadata) + len(payload.data), crc32c(*payload)
+
+
+def _of(payloads: pa.Table, name: str) -> Any:
+    """Which payloads are of a modality."""
+    return pc.equal(payloads["modality"], name)
 
 
 def _present(reader: Reader, name: str) -> npt.NDArray[np.int64]:
@@ -453,60 +504,107 @@ def _undecoded(reader: Reader | None, ids: list[str], placer: Placer) -> Iterato
             yield sample_id, name, "", None, f"does not decode: {error.detail}"
 
 
-class _Comparison:
-    """Compares the payloads of re-encoding fields with their rows, in samples spread over the partition."""
+class _Encoded:
+    """The payloads of a sample, encoded from its rows when they are asked for, once for all formats."""
 
-    def __init__(self, reader: Reader | None, ids: list[str], placer: Placer) -> None:
+    def __init__(self, placer: Placer, rows: BlockRows, placement: Placement) -> None:
+        self.placer, self.rows, self.placement = placer, rows, placement
+        self._payloads: dict[int, Payload | None] = {}
+
+    def payload(self, taker: int) -> Payload | None:
+        """The payload of modality number `taker`; None where the rows do not give one, which `presence` reports."""
+        if taker not in self._payloads:
+            self._payloads[taker] = None
+            if taker in self.placement.present:
+                with suppress(EncodeError):  # the rows are none that packing could have packed: others report it
+                    self._payloads[taker] = encode_placed(self.placer, self.rows, self.placement, taker)
+        return self._payloads[taker]
+
+
+class _Comparison:
+    """Compares payloads of a file with what its rows give when they are encoded again.
+
+    Args:
+        reader: of the file; None if it does not open.
+        ids: its sample ids.
+        placer: places and encodes the rows.
+        chosen: by the number of a modality, the samples whose payloads are compared, by number.
+    """
+
+    def __init__(
+        self, reader: Reader | None, ids: list[str], placer: Placer, chosen: Mapping[int, npt.NDArray[np.int64]]
+    ) -> None:
         self._reader = reader
         self._placer = placer
-        self._chosen: dict[int, dict[str, int]] = {}
-        self._left: dict[int, int] = {}
-        for taker, name in enumerate(placer.names):
-            modality = placer.plan.modalities[taker]
-            if reader is None or name not in reader.names or modality.selector.take == "listing":
-                continue
-            if modality.selector.take not in ("parts", *VALUE_TAKES) and placer.keeps(taker, ""):
-                continue
-            present = _present(reader, name).tolist()
-            places = np.linspace(0, len(present) - 1, min(MAX_COMPARED, len(present))).astype(int)
-            self._chosen[taker] = {ids[present[k]]: present[k] for k in np.unique(places).tolist()}
-            self._left[taker] = MAX_COMPARED
+        self._chosen = {taker: {ids[place]: place for place in places.tolist()} for taker, places in chosen.items()}
+        self._left = dict.fromkeys(chosen, MAX_COMPARED)
+        self._stated: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]] = {}
 
     @property
     def chooses(self) -> bool:
         """Whether any payload is compared."""
-        return bool(self._chosen)
+        return any(self._chosen.values())
 
-    def sample(self, rows: BlockRows, placement: Placement) -> Iterator[tuple[Any, ...]]:
-        """The differences in one sample, if it is among the chosen."""
-        sample_id = rows.sample_id[placement.start]
-        for taker, chosen in self._chosen.items():
-            if sample_id not in chosen or self._reader is None:
+    def takers(self, sample_id: str) -> list[int]:
+        """The modalities whose payload of this sample is compared."""
+        return [taker for taker, chosen in self._chosen.items() if sample_id in chosen]
+
+    def sample(self, encoded: _Encoded, takers: Iterable[int]) -> Iterator[tuple[Any, ...]]:
+        """The differences in one sample, up to `MAX_COMPARED` of each modality."""
+        sample_id = encoded.rows.sample_id[encoded.placement.start]
+        for taker in takers:
+            payload = encoded.payload(taker)
+            place = self._chosen[taker][sample_id]
+            if payload is None or not self._left[taker] or _measured(payload) == self._measures(taker, place):
                 continue
-            if taker not in placement.items and taker not in placement.values:
-                continue
-            name, made = self._placer.names[taker], self._placer.fields[taker]
+            for position, detail in self._differences(encoded, taker, payload, place):
+                if self._left[taker]:
+                    self._left[taker] -= 1
+                    yield sample_id, self._placer.names[taker], "", position, detail
+
+    def _measures(self, taker: int, place: int) -> tuple[int, int] | None:
+        """Size and CRC-32C that the file states of a payload; None where they cannot be read."""
+        assert self._reader is not None
+        if taker not in self._stated:
+            name = self._placer.names[taker]
             try:
-                payload = self._reader.read_payload(chosen[sample_id], name)
-                if taker in placement.values:
-                    detail = _difference(made, placement.values[taker], payload)
-                    if detail is not None:
-                        yield sample_id, name, "", None, detail
-                    continue
-                stored = {} if payload is None else {item[0]: item[1:] for item in made.item_payloads(*payload)}
-            except FormatError as error:
-                yield sample_id, name, "", None, error.detail
-                continue
-            for item in placement.items[taker][: self._left[taker]]:
-                self._left[taker] -= 1
-                content = rows.content(item.row)
-                if content is None:
-                    yield sample_id, name, "", item.position, "its row has no content"
-                    continue
-                value = self._placer.value(taker, rows.modality[item.row], content)
-                detail = _difference(made.item_field or made, value, stored.get(item.position))
+                self._stated[taker] = self._reader.sizes(name), self._reader.checksums(name)
+            except FormatError:  # `intact` reports it
+                return None
+        sizes, checksums = self._stated[taker]
+        return int(sizes[place]), int(checksums[place])
+
+    def _differences(
+        self, encoded: _Encoded, taker: int, payload: Payload, place: int
+    ) -> Iterator[tuple[int | None, str]]:
+        """Position and detail of what differs in one payload whose bytes are not those that its rows give."""
+        assert self._reader is not None
+        made, rows, placement = self._placer.fields[taker], encoded.rows, encoded.placement
+        try:
+            stored = self._reader.read_payload(place, self._placer.names[taker])
+            if stored is None:
+                return  # `presence` reports it
+            if taker in placement.values or not self._placer.reencodes(taker):
+                # The check `items` compares bytes that are kept: here it is what the field has noted of them.
+                is_other = not self._placer.reencodes(taker) and payload.data != stored.data
+                detail = None if is_other else _difference(made, payload, stored)
                 if detail is not None:
-                    yield sample_id, name, "", item.position, detail
+                    yield None, detail
+                return
+            found = {item[0]: Payload(*item[1:]) for item in made.item_payloads(*stored)}
+        except FormatError as error:
+            yield None, error.detail
+            return
+        for item in placement.items[taker]:
+            content = rows.content(item.row)
+            if content is None:
+                yield item.position, "its row has no content"
+                continue
+            item_field = made.item_field or made
+            again = Payload(*item_field.encode(self._placer.value(taker, rows.modality[item.row], content)))
+            detail = _difference(item_field, again, found.get(item.position))
+            if detail is not None:
+                yield item.position, detail
 
 
 def _items_of(made: Field, payload: Payload, parts: frozenset[str] | None) -> Iterable[Item]:
@@ -518,15 +616,14 @@ def _items_of(made: Field, payload: Payload, parts: frozenset[str] | None) -> It
     return [Item("", 0, stored[0].data if len(stored) == 1 else payload.data)]
 
 
-def _difference(made: Field, value: Any, stored: tuple[Any, Any] | None) -> str | None:
+def _difference(made: Field, encoded: Payload, stored: Payload | None) -> str | None:
     """How a stored payload differs from that of its value now, or None."""
     if stored is None:
         return "there is no such item"
-    encoded = made.encode(value)
-    if bytes(encoded.metadata) == bytes(stored[0]) and encoded.data == stored[1]:
+    if bytes(encoded.metadata) == bytes(stored.metadata) and encoded.data == stored.data:
         return None
     try:
-        same = _same(made.decode(encoded.metadata, encoded.data), made.decode(*stored))
+        same = _same(made.decode(encoded.metadata, encoded.data), made.decode(stored.metadata, stored.data))
     except (FormatError, LimitError) as error:
         return f"does not decode: {error.detail}"
     return None if same else "decodes to another value than the row's content gives"

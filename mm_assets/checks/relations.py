@@ -22,7 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.checks.context import CheckContext, TableFile
-from mm_assets.errors import SchemaMismatchError, SourceError, first_line
+from mm_assets.checks.items import Locator, StoredItems
+from mm_assets.errors import MediaError, SchemaMismatchError, SourceError, first_line
 from mm_assets.formats import crc32c
 from mm_assets.media.content_types import OWN_ZIPS, sniff_content_type
 from mm_assets.rows.parquet import open_table, read_batches
@@ -51,9 +52,11 @@ TEXTS = ("text_content", "metadata_json")
 CONTENT = (MEDIA, *TEXTS)  # never read by DuckDB: one vector of them could be larger than its memory
 
 MAX_SNIFFED = 512  # first bytes of an item that show its content type
-MAX_REREAD = 8  # items of a partition whose range is read from its shard again
-MAX_REREAD_BYTES = 4 << 20  # of all of them: the check must not cost what the stage did
+MAX_REREAD = 256  # items of a partition that are read from its shard again, beside frames of TIFFs
+MIN_REREAD = 8  # of them, where they are large
+MAX_REREAD_BYTES = 4 << 20  # of about all of them: the check must not cost what the stage did
 DIGEST = 16  # bytes
+NOT_FETCHED = ("materialize_error", "not_materialized")  # reasons of drops
 _DERIVED = ("content", "reread", "texts", "source_refs", "user", "digests")  # from the table whose name is before it
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
 _MAX_MEASURED = 64 << 20  # bytes of relations that are kept for later stages
@@ -62,13 +65,14 @@ _MAX_HELD = 1 << 16  # rows of a table that is read once; each statement reads a
 _TYPES = {  # of the columns that are not text
     **dict.fromkeys(("ordinal", "place", "position", "item", "page", "step"), pa.int64()),
     **dict.fromkeys(("type_id", "metadata_size", "size", "byte_offset", "byte_size"), pa.int64()),
-    **dict.fromkeys(("number", "frame_index", "num_refused"), pa.int64()),
+    **dict.fromkeys(("number", "frame_index", "num_bad_texts", "num_bad_lists"), pa.int64()),
     **dict.fromkeys(("has_ref", "is_metadata", "is_read", "is_interleaved", "is_reference"), pa.bool_()),
     **dict.fromkeys(("text_digest", "user_digest", "row_digest"), pa.binary(DIGEST)),
     **dict.fromkeys(("content_size", "source_size"), pa.int64()),
     **dict.fromkeys(("most", "share"), pa.int64()),
     **dict.fromkeys(("crc32c", "shard_crc32c"), pa.uint32()),
-    **dict.fromkeys(("nullable", "exact", "may_be_equal"), pa.bool_()),
+    **dict.fromkeys(("nullable", "exact", "may_be_equal", "is_open"), pa.bool_()),
+    "bound": pa.float64(),
     **dict.fromkeys(("seconds", "start_seconds", "end_seconds", "previous_seconds", "tolerance_seconds"), pa.float64()),
     **dict.fromkeys(("video_seconds", "audio_seconds", "frame_seconds"), pa.float64()),
     **dict.fromkeys(("left", "top", "right", "bottom", "width", "height"), pa.float64()),
@@ -302,10 +306,9 @@ class TableRelations:
     # -- shards
 
     def shards(self) -> pa.Table:
-        """The partition's shards and their sizes."""
-        return table_of(
-            ((shard.file.url, shard.file.size) for shard in self.context.shards), schema_of("shard", "size")
-        )
+        """The partition's shards and their sizes, in order."""
+        shards = ((shard.file.url, shard.file.size, place) for place, shard in enumerate(self.context.shards))
+        return table_of(shards, schema_of("shard", "size", "place"))
 
     def shard_members(self) -> pa.Table:
         """Every entry of the shards, from a new walk that continues after damage, as the index may have done."""
@@ -373,28 +376,95 @@ class TableRelations:
         return found.add_column(0, "ordinal", pa.array(np.arange(found.num_rows), pa.int64()))
 
     def _reread(self, table: str) -> pa.Table:
-        """Up to 8 items of at most 4 MiB, spread over the partition, with the CRC-32C of their ranges in local shards.
+        """Items that are read again from local shards and files, with the CRC-32C of what is there.
 
-        A remote shard is not read again: each request costs money.
+        Every frame of a TIFF, and of other items about 4 MiB, spread over the partition: at least 8, at most 256.
+        `shard_crc32c` is null where the item cannot be read again.
         """
-        return table_of(self._ranges(table), schema_of("ordinal", "crc32c", "shard_crc32c"))
+        return table_of(self._items(table), schema_of("ordinal", "crc32c", "shard_crc32c"))
 
-    def _ranges(self, table: str) -> Iterator[tuple[Any, ...]]:
-        shards = {shard.file.url: shard.file for shard in self.context.shards if shard.file.is_local}
-        content = self.derived("content", table)
-        small = pc.less_equal(content["content_size"], MAX_REREAD_BYTES // MAX_REREAD)
-        rows = pc.indices_nonzero(pc.and_(content["source_size"].is_valid(), small)).to_numpy()
-        if not shards or not len(rows):
-            return
-        chosen = rows[np.linspace(0, len(rows) - 1, min(MAX_REREAD, len(rows))).astype(int)].tolist()
-        refs = self.derived("source_refs", table)
-        for ref in refs.filter(pc.is_in(refs["ordinal"], pa.array(sorted(set(chosen)), pa.int64()))).to_pylist():
-            row, shard, offset = ref["ordinal"], shards.get(ref["path"] or ""), ref["byte_offset"]
-            size = content["content_size"][row].as_py()
-            if shard is None or offset is None or ref["byte_size"] != size:
-                continue
-            if offset + size <= shard.size:  # the checks of locators report a range that leaves the shard
-                yield row, content["crc32c"][row].as_py(), crc32c(shard.read(offset, size))
+    def readable_items(self) -> pa.Table:
+        """The rows that the asset's tables give up with an error, and that are read again without one.
+
+        A row that was dropped with its sample counts if all of the sample's items are read.
+        """
+        names = ("sample_id", "position", "modality", "source_ref", "materialize_error")
+        return table_of(self._readable(), schema_of(*names))
+
+    def _items(self, table: str) -> Iterator[tuple[Any, ...]]:
+        content, refs = self.derived("content", table), self.derived("source_refs", table)
+        sizes = content["content_size"]
+        is_whole = pc.fill_null(pc.equal(content["source_size"], sizes), False)
+        small = pc.and_(is_whole, pc.less_equal(sizes, MAX_REREAD_BYTES // MIN_REREAD))
+        rows = pc.indices_nonzero(small).to_numpy()
+        chosen: list[int] = []
+        if len(rows):
+            mean = max(1, pc.sum(sizes.filter(small)).as_py() // len(rows))
+            count = min(len(rows), MAX_REREAD, max(MIN_REREAD, MAX_REREAD_BYTES // mean))
+            chosen = rows[np.linspace(0, len(rows) - 1, count).astype(int)].tolist()
+        wanted = pc.is_in(refs["ordinal"], pa.array(sorted(set(chosen)), pa.int64()))
+        # A frame is compared where it first appears: later stages have what this one has, by its checksum.
+        if self.context.materialize_mode == "write" or len(self.context.own_tables) == 1:
+            wanted = pc.or_(wanted, refs["frame_index"].is_valid())
+        items = StoredItems(self.context)
+        for batch in refs.filter(wanted).to_batches(max_chunksize=_BATCH_ROWS):
+            for ref in batch.to_pylist():
+                row = ref["ordinal"]
+                checksum = content["crc32c"][row].as_py()
+                if checksum is not None:
+                    try:
+                        again = items.read(Locator(*(ref[name] for name in Locator._fields)))
+                    except (SourceError, MediaError):
+                        yield row, checksum, None
+                    else:
+                        if again is not None:
+                            yield row, checksum, crc32c(again)
+
+    def _readable(self) -> Iterator[tuple[Any, ...]]:
+        own, store, items = self.context.own_tables[0], self.context.store, StoredItems(self.context)
+        if not store.is_local:
+            made_ns: int | None = 0
+        else:
+            made_ns = os.stat(store.path_of(self._file(own).path)).st_mtime_ns
+
+        def reads(source_ref: str | None) -> bool:
+            """Whether a locator gives content now; False where that is not tried."""
+            try:
+                return items.read(Locator.of(source_ref), changed_before_ns=made_ns) is not None
+            except (SourceError, MediaError):
+                return False
+
+        names = ("sample_id", "position", "modality", "source_ref", "materialize_error")
+        for batch in self.batches(own, names):
+            failed = pc.and_(batch.column("materialize_error").is_valid(), batch.column("source_ref").is_valid())
+            for row in zip(*(column.to_pylist() for column in batch.filter(failed).columns), strict=True):
+                if reads(row[3]):
+                    yield row
+        if len(self.context.own_tables) > 1 and self.context.materialize_mode == "write":
+            yield from self._readable_drops(reads)
+
+    def _readable_drops(self, reads: Callable[[str | None], bool]) -> Iterator[tuple[Any, ...]]:
+        """Of the rows that are dropped since their content could not be fetched those whose content is there."""
+        columns = self.parquet(self.context.own_tables[1]).read(
+            ["sample_id", "position", "modality", "filter", "reason", "detail"]
+        )
+        lost = columns.filter(pc.is_in(columns["reason"], pa.array(NOT_FETCHED)))
+        keys = zip(*(lost[name].to_pylist() for name in ("sample_id", "position", "modality")), strict=True)
+        details = dict(zip(keys, lost["detail"].to_pylist(), strict=True))
+        whole = {sample_id for sample_id, _, modality in details if modality == "metadata"}
+        found: dict[str, list[tuple[Any, ...]]] = {}
+        kept_out: set[str] = set()  # samples that went as a whole, of which an item is not read
+        for batch in self.batches(self.context.source_table, ("sample_id", "position", "modality", "source_ref")):
+            for *key, source_ref in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if tuple(key) not in details or key[2] in ("metadata", "text"):
+                    continue
+                if reads(source_ref):
+                    found.setdefault(key[0], []).append((*key, source_ref, details[tuple(key)]))
+                elif key[0] in whole:
+                    kept_out.add(key[0])
+        for sample_id, rows in found.items():
+            if sample_id not in kept_out:
+                yield from rows
 
     # -- declarations
 

@@ -13,7 +13,7 @@ from mm_assets.cli.document import json_option, write_document
 from mm_assets.cli.options import field_option, parsed_options, storage_option
 from mm_assets.cli.output import echo
 from mm_assets.dataset.manifest import FORMATS
-from mm_assets.errors import BadMagicError, FormatError, MmAssetsError
+from mm_assets.errors import BadMagicError, FormatError, MmAssetsError, SourceError
 from mm_assets.summaries import counted
 
 _SOUND, _DAMAGED = "ok", "DAMAGED"
@@ -27,15 +27,19 @@ _SOUND, _DAMAGED = "ok", "DAMAGED"
 def command(files: tuple[str, ...], storage_options: tuple[str, ...]) -> None:
     """Check every checksum and structure; exit 1 and name the damaged samples.
 
-    Of a manifest, or a folder, all files are checked in each format, with the digests of the manifest.
+    Of a manifest, or a folder, all files are checked in each format, with the digests of the manifest, and so are the
+    tables that they were made from, where they are still there.
     """
     options = parsed_options(storage_options)
     found = [_verify(file, form, options) for file in files for form in _formats_in(file, options)]
-    advice = list(dict.fromkeys(_advice(each["file"]) for each in found if each["state"] == _DAMAGED))
+    tables = [each for each in (_verify_tables(file, options) for file in files) if each is not None]
+    bad = [each["file"] for each in (*found, *tables) if each["state"] == _DAMAGED]
+    advice = list(dict.fromkeys(map(_advice, bad)))
     for line in advice:
         echo(line, err=True)
-    write_document({"files": [{**each, "state": each["state"].lower()} for each in found], "advice": advice})
-    if any(each["state"] != _SOUND for each in found):
+    files_and_tables = ([{**each, "state": each["state"].lower()} for each in some] for some in (found, tables))
+    write_document({**dict(zip(("files", "tables"), files_and_tables, strict=True)), "advice": advice})
+    if any(each["state"] != _SOUND for each in (*found, *tables)):
         sys.exit(1)
 
 
@@ -77,6 +81,37 @@ def _formats_listed(file: str, options: Mapping[str, Any]) -> Sequence[str]:
         if dataset.manifest is not None:
             return dataset.manifest.formats
     return FORMATS
+
+
+def _verify_tables(file: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Checks and reports the tables of a manifest's partitions; None where there are none, or no manifest."""
+    import mm_assets
+    from mm_assets.pipeline.markers import verify_tables
+    from mm_assets.storage.store import Store
+
+    try:
+        with mm_assets.open(file, storage_options=options or None) as dataset:
+            manifest = dataset.manifest
+        if manifest is None:
+            return None
+        folder = manifest.name.rpartition("/")[0]
+        folder = folder.rpartition("/")[0] if folder.rpartition("/")[2] == "manifests" else folder
+    except (MmAssetsError, OSError):  # the report on the packed files says why
+        return None
+    try:
+        packed = {made.sha256 for made in manifest.files if made.sha256}
+        num_tables, faults = verify_tables(Store(folder or ".", options), packed)
+    except SourceError as error:
+        echo(f"{file}: tables: cannot be read: {error}")
+        return {"file": file, "state": "cannot be read", "num_tables": 0, "damage": [str(error)]}
+    if not num_tables:
+        return None
+    state = _DAMAGED if faults else _SOUND
+    damaged = f"tables: {_DAMAGED}, " if faults else ""
+    echo(f"{file}: {damaged}{num_tables:,} tables and records checked, {counted(len(faults), 'fault')}")
+    for fault in faults:
+        echo(f"  {fault}")
+    return {"file": file, "state": state, "num_tables": num_tables, "damage": faults}
 
 
 def _verify(file: str, form: str | None, options: Mapping[str, Any]) -> dict[str, Any]:

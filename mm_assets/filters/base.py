@@ -253,6 +253,8 @@ class Filter(ABC):
             takes out every row of its row's sample.
         needs_content: it reads the rows' bytes; others run before content is fetched, and see none.
         after_content: it reads no bytes, but runs in its place among those that do.
+        reasons: of a built-in filter, the reasons of its drops that are not those of a threshold.
+        compares_samples: of a built-in filter, whether what it drops depends on the samples before.
         version: as of an `Annotator`.
     """
 
@@ -261,6 +263,8 @@ class Filter(ABC):
     scope: Scope = "row"
     needs_content: bool = False
     after_content: bool = False
+    reasons: frozenset[str] = frozenset()
+    compares_samples: bool = False
 
     @abstractmethod
     def judge(self, block: Block) -> Iterable[Drop]:
@@ -281,6 +285,7 @@ class MeasuredRowFilter(Filter):
 
     modality: ClassVar[str]
     needs_content = True
+    reasons = frozenset({"invalid_position", "no_content", "unreadable"})
 
     def __init__(self, *, drop_invalid_rows: bool = True) -> None:
         self.drop_invalid_rows = check_flag("drop_invalid_rows", drop_invalid_rows)

@@ -57,6 +57,9 @@ class ExactDuplicatesFilter(Filter):
             words in two samples are fine.
     """
 
+    reasons = frozenset({"duplicate"})
+    compares_samples = True
+
     def __init__(self, *, scope: str = "sample", modalities: Sequence[str] | None = None) -> None:
         self.scope = "row" if check_choice("scope", scope, ("row", "sample")) == "row" else "sample"
         self.modalities = None if modalities is None else check_names("modalities", modalities)

@@ -121,6 +121,8 @@ class NearDuplicatesFilter(Filter):
     """
 
     needs_content = True
+    reasons = frozenset({"near_duplicate"})
+    compares_samples = True
 
     def __init__(self, *, max_distance: int = 6, scope: str = "sample") -> None:
         self.max_distance = check_whole("max_distance", max_distance)

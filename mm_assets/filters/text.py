@@ -83,6 +83,8 @@ class TextLengthFilter(Filter):
         drop_invalid_rows: with scope "row", drop text rows that hold no text.
     """
 
+    reasons = frozenset({"no_content"})
+
     def __init__(
         self,
         *,

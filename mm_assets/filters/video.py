@@ -45,6 +45,7 @@ class VideoDurationFilter(MeasuredRowFilter):
     """
 
     modality = "video"
+    reasons = MeasuredRowFilter.reasons | {"no_audio"}
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ def pack_rows(
     provenance: Mapping[str, object],
     num_samples: int | None = None,
     fsync: bool = True,
-    packed: Callable[[BlockRows, Placement], object] = lambda *_: None,
+    packed: Callable[[BlockRows, Placement, Mapping[str, Payload]], object] = lambda *_: None,
 ) -> PackSummary:
     """Writes packed files of filtered rows.
 
@@ -109,7 +109,7 @@ def pack_rows(
         provenance: where the files come from; JSON.
         num_samples: how many samples `blocks` hold, if known; it saves MULT a copy of its body.
         fsync: wait for the disk before the files take their places.
-        packed: called with each sample that was packed, by its rows and where they went.
+        packed: called with each sample that was packed: its rows, their places, and its payloads as they were encoded.
 
     Raises:
         EncodeError: a row cannot be packed that `packable` should have dropped, or a limit of the format is exceeded.
@@ -136,7 +136,7 @@ def pack_rows(
                 for writer in writers:
                     writer.write(sample_id, payloads)
                 summary.count(placer, sample_id, placement)
-                packed(rows, placement)
+                packed(rows, placement, payloads)
                 lines += (_digest_line(rows, *placed) for placed in placed_contents(rows, placement))
         digest = hashlib.sha256()
         for line in sorted(lines):

@@ -210,7 +210,7 @@ class Placer:
     def place(self, rows: BlockRows) -> Iterator[Placement]:
         """Where the rows of each sample go, sample by sample."""
         for start, stop in rows.samples():
-            yield self._place_sample(rows, start, stop)
+            yield self.place_sample(rows, start, stop)
 
     def settled(self, rows: BlockRows, start: int, stop: int, without: frozenset[int] = frozenset()) -> Placement:
         """Where the rows of one sample go once those that are refused are left out: a composite may lack parts then.
@@ -221,12 +221,12 @@ class Placer:
             stop: the row after its last.
             without: rows that are left out from the beginning, and not listed as refused.
         """
-        placement = self._place_sample(rows, start, stop, without)
+        placement = self.place_sample(rows, start, stop, without)
         if not placement.refused or not self._has_composites:
             return placement
         refused, unfit = placement.refused, placement.unfit
         while placement.refused:
-            placement = self._place_sample(rows, start, stop, without.union(refused))
+            placement = self.place_sample(rows, start, stop, without.union(refused))
             refused = refused | placement.refused
             unfit = unfit | placement.unfit
         return replace(placement, refused=refused, unfit=unfit)
@@ -255,7 +255,13 @@ class Placer:
             return self.fields[number].keeps_part(part)
         return self._item_fields[number].keeps_bytes
 
-    def _place_sample(self, rows: BlockRows, start: int, stop: int, without: frozenset[int] = frozenset()) -> Placement:
+    def reencodes(self, number: int) -> bool:
+        """Whether a payload may hold other bytes than the rows that it is made of."""
+        take = self.plan.modalities[number].selector.take
+        return take in ("parts", *VALUE_TAKES) or not self.keeps(number, "")
+
+    def place_sample(self, rows: BlockRows, start: int, stop: int, without: frozenset[int] = frozenset()) -> Placement:
+        """Where the rows of one sample go; arguments as of `settled`."""
         placement = Placement(start=start, stop=stop)
         sample = _Sample(rows=rows, placement=placement)
         number = 0

@@ -17,15 +17,16 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
-from mm_assets.pipeline.records import canonical_json
-from mm_assets.pipeline.store import DatasetStore
-from mm_assets.storage.store import ListedFile
+from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES, PUBLISHED
+from mm_assets.pipeline.records import canonical_json, digest_fault
+from mm_assets.pipeline.store import WITHDRAWN, DatasetStore
+from mm_assets.storage.store import ListedFile, Store
 
-__all__ = ["Listed", "Marker", "Markers"]
+__all__ = ["Listed", "Marker", "Markers", "verify_tables"]
 
 INDEX = "cache/markers.json"
 _INDEX_VERSION = 4
+_DIGESTS = 4  # of tables at a time
 _READS = 32  # of markers at a time: each waits for the storage most of its time
 _MOST_READ = 2048  # of them in memory as they were read: several kB each
 _HEAD = b'{"version":%d,"sha256":"%s","markers":'
@@ -238,3 +239,39 @@ class Markers:
         head = _HEAD % (_INDEX_VERSION, hashlib.sha256(body).hexdigest().encode())
         self._dataset.store.write_bytes(INDEX, head + body + b"}\n")
         self._stored = versions
+
+
+def verify_tables(store: Store, packed: Container[str]) -> tuple[int, list[str]]:
+    """Compares the tables and records of partitions with the digests in their markers; each file is read once.
+
+    Args:
+        store: the dataset's folder.
+        packed: SHA-256 of packed files; partitions that have one of them now are verified.
+
+    Returns:
+        How many files there are, and what is wrong with some of them. None where there are no markers: packed files
+        may have been copied without the rest.
+
+    Raises:
+        SourceError: the storage does not answer.
+    """
+    listed: dict[str, str] = {}
+    for name in store.sizes(PUBLISHED.name):
+        content = None if name.endswith(WITHDRAWN) else store.found_bytes(name)
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # it is not a marker then, and does not count
+            marker = json.loads(content or b"{}")
+            made = [marker["files"][form]["sha256"] for form in PACKED_STAGES if form in marker["files"]]
+            if marker.get("added"):
+                made.append(marker["added"]["file"]["sha256"])
+            if any(sha256 in packed for sha256 in made):
+                tables = {file["path"]: file["sha256"] for n, file in marker["files"].items() if n not in PACKED_STAGES}
+                listed |= {**tables, marker["record"]["path"]: marker["record"]["sha256"]}
+
+    def fault(name: str) -> str | None:
+        if not store.exists(name):
+            return "is missing"
+        return digest_fault(listed[name], store.digest(name))
+
+    with ThreadPoolExecutor(_DIGESTS, thread_name_prefix="digests") as pool:
+        faults = zip(listed, pool.map(fault, listed), strict=True)
+        return len(listed), [f"{name} {found}" for name, found in faults if found is not None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +18,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.checks.context import CheckContext, LossLimit, Outcome, TableFile
+from mm_assets.checks.alignment import misaligned
+from mm_assets.checks.context import CheckContext, Filtering, LossLimit, Outcome, TableFile
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError, best_effort_notes, temporary_disk_named
+from mm_assets.filters.apply import FilterStream
+from mm_assets.filters.base import Annotator, Filter
+from mm_assets.packing.judge import Judge
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.losses import losses_command
 from mm_assets.pipeline.packed_streams import PackedStream
@@ -199,6 +203,41 @@ class Run:
         """The same rows in blocks of whole samples."""
         return sample_groups(self.batches(stage), batch_bytes=self.spec.batch_bytes)
 
+    def filter_stream(
+        self,
+        samples: Iterable[pa.Table],
+        annotators: Sequence[Annotator],
+        filters: Sequence[Filter],
+        judge: Judge | None,
+        *,
+        fetch: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]] | None = None,
+    ) -> FilterStream:
+        """Filters blocks of samples as the declaration says.
+
+        Args:
+            samples: the blocks, with their media if there is no `fetch`.
+            annotators: fresh instances.
+            filters: likewise.
+            judge: decides what can be decoded and packed; without one all can.
+            fetch: as of a `FilterStream`.
+        """
+        spec = self.spec
+        drops_misaligned = judge is not None and spec.on_misaligned == "drop_sample"
+        return FilterStream(
+            samples,
+            annotators=annotators,
+            filters=filters,
+            schema=self.schema,
+            decodable=None if judge is None else judge.undecodable,
+            packable=None if judge is None else lambda rows, _: judge.packable(rows),
+            misaligned=misaligned(self.plan) if drops_misaligned else None,
+            fetch=fetch,
+            on_materialize_error="keep" if spec.on_materialize_error == "fail" else spec.on_materialize_error,
+            on_empty_sample=spec.on_empty_sample,
+            renumber=spec.renumber,
+            batch_bytes=spec.batch_bytes,
+        )
+
     @contextmanager
     def write(self, table: Table | None = None) -> Iterator[ParquetSink]:
         """Writes one table of this stage, the main one by default; it is published when the block succeeds."""
@@ -253,6 +292,15 @@ class Run:
             on_undecodable=self.spec.on_undecodable,
             judged=self.spec.decodable == "full" and self.spec.on_undecodable != "keep",
             loss_limit=self._loss_limit(),
+            max_content_bytes=self.spec.max_content_bytes,
+            filtering=Filtering(
+                annotators=self.spec.build_annotators,
+                filters=self.spec.build_filters,
+                stream=self.filter_stream,
+                plan=self.plan,
+                on_undecodable=self.spec.on_undecodable,
+                decodable=self.spec.decodable,
+            ),
         )
 
     @best_effort_notes
@@ -285,7 +333,9 @@ class Run:
         self.inputs, self.published = dict(record.inputs), dict(record.files)
         own = set(self._own_notes())
         notes = [note for note in record.notes if note not in own]
-        return self.finish(counts=record.counts, notes=notes, kept=record.kept, limits=record.limits, packed=packed)
+        return self.finish(
+            counts=record.counts, notes=notes, kept=record.kept, limits=record.limits, packed=packed, recorded=record
+        )
 
     def finish(
         self,
@@ -299,6 +349,7 @@ class Run:
         seconds: float | None = None,
         streams: Sequence[PackedStream] = (),
         charts: Sequence[Chart] = (),
+        recorded: StageRecord | None = None,
     ) -> StageResult:
         """Runs the stage's checks, stores its record and sums up.
 
@@ -312,6 +363,8 @@ class Run:
             seconds: wall clock of the work; by default that since the stage began.
             streams: the modalities of a packed file.
             charts: in addition to those of the preview.
+            recorded: the record of the same files, which stays as it is if all that is new are checks that passed: a
+                partition that an earlier release published stays published.
         """
         seconds = self.seconds() if seconds is None else seconds
         began = time.perf_counter()
@@ -328,7 +381,8 @@ class Run:
             kept=tuple(kept),
             limits=limits or {},
         )
-        self.work.write_record(self.stage, record)
+        if recorded is None or not _adds_passed_checks(recorded, record):
+            self.work.write_record(self.stage, record)
         self.work.clear_failure()
         if any(outcome.stops for outcome in outcomes):
             # A file that is damaged after its publication must not be listed again.
@@ -342,3 +396,12 @@ class Run:
             urls={name: self.dataset.store.url_of(file.path) for name, file in self.published.items()},
             streams=streams,
         )
+
+
+def _adds_passed_checks(before: StageRecord, after: StageRecord) -> bool:
+    """Whether two records differ at most in checks that the first does not have and that passed."""
+    names = {outcome.name for outcome in before.outcomes}
+    old, new = before.to_json(), after.to_json()
+    old["outcomes"] = [outcome.to_json() for outcome in before.outcomes]
+    new["outcomes"] = [outcome.to_json() for outcome in after.outcomes if outcome.name in names or not outcome.passed]
+    return bool(old == new)

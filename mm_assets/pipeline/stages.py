@@ -14,11 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.checks.alignment import misaligned
 from mm_assets.checks.packed import ExpectedRows, PackedFiles
 from mm_assets.dataset.manifest import packed_name
 from mm_assets.errors import SchemaMismatchError, ShardError, best_effort_notes
-from mm_assets.filters.apply import FilterStream
 from mm_assets.packing.judge import Judge
 from mm_assets.packing.pack import PackSummary, pack_rows
 from mm_assets.packing.placement import Placer
@@ -222,19 +220,12 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
     """Writes the tables of `filtered_rows`; the counts and notes of its record."""
     spec = run.spec
     with Judge(run.plan, policy=spec.on_undecodable, mode=spec.decodable) as judge:
-        stream = FilterStream(
+        stream = run.filter_stream(
             samples,
-            annotators=spec.build_annotators(),
-            filters=spec.build_filters(),
-            schema=run.schema,
-            decodable=judge.undecodable,
-            packable=lambda rows, _: judge.packable(rows),
-            misaligned=misaligned(run.plan) if spec.on_misaligned == "drop_sample" else None,
+            spec.build_annotators(),
+            spec.build_filters(),
+            judge,
             fetch=(lambda batches: _materialize(run, batches)) if spec.materialize == "write" else None,
-            on_materialize_error="keep" if spec.on_materialize_error == "fail" else spec.on_materialize_error,
-            on_empty_sample=spec.on_empty_sample,
-            renumber=spec.renumber,
-            batch_bytes=spec.batch_bytes,
         )
         keeps = spec.on_undecodable == "keep"
         gone: set[tuple[Any, ...]] = set()

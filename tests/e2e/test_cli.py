@@ -141,6 +141,28 @@ def test_verify_names_damaged_samples(cli: Cli, demo_shards: Path) -> None:
     cli("verify", "out/default/manifest.json")
 
 
+def test_verify_compares_the_tables_of_a_manifest_with_their_digests(cli: Cli, demo_shards: Path) -> None:
+    """A changed or missing table of a published partition is named; without the tables the packed files are enough."""
+    cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
+    dataset = cli.work / "out/default"
+    for whole in ("out/default", "out/default/manifest.json", *map(str, dataset.glob("manifests/*.json"))):
+        assert f"{whole}: 8 tables and records checked, 0 faults\n" in cli("verify", whole).stdout
+    (table,) = dataset.glob("dropped/*.parquet")
+    table.write_bytes(table.read_bytes()[:-9] + b"x" + table.read_bytes()[-8:])
+    done = cli("verify", "out/default/manifest.json", code=1)
+    assert (
+        "tables: DAMAGED, 8 tables and records checked, 1 fault\n  dropped/captions-00000.parquet was damaged"
+        in done.stdout
+    )
+    assert "delete its damaged files; `mm-assets run --dataset default`" in done.stderr
+    table.unlink()
+    assert "  dropped/captions-00000.parquet is missing\n" in cli("verify", "out/default", code=1).stdout
+    cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
+    cli("verify", "out/default")
+    shutil.rmtree(dataset / "published")
+    assert "tables" not in cli("verify", "out/default").stdout
+
+
 PROJECT = """
 from pathlib import Path
 import dagster as dg

@@ -17,9 +17,9 @@ select 'is not a media row' as problem, sample_id, position, modality, action, d
 from items
 where row_modality is null or modality in ('text', 'metadata') or source_ref is distinct from row_source_ref
 union all
-select 'has no reason, detail or field', sample_id, position, modality, action, detail
+select 'has no detail or field, or another reason', sample_id, position, modality, action, detail
 from items
-where reason = '' or detail = '' or field = ''
+where reason <> 'undecodable' or detail = '' or field = ''
 union all
 select 'is listed more than once', sample_id, position, modality, min(action), min(detail)
 from items

@@ -1,7 +1,65 @@
--- Every dropped row is one of the materialized rows, and says by which filter and why it went.
+-- Every dropped row is one of the materialized rows, dropped by a filter that there is, for a reason and value that it can have.
 -- Holds without rows in: dropped.
-select d.sample_id, d.position, d.modality, d.filter, d.reason
-from dropped as d
-left join materialized_rows as m using (sample_id, position, modality)
-where m.sample_id is null or d.filter = '' or d.reason = ''
-order by d.sample_id, d.position, d.modality
+with
+-- Samples that were dropped as a whole since an item could not be read.
+given_up as (
+    select sample_id
+    from dropped
+    where filter = 'materialize' and modality = 'metadata'
+),
+
+failed as (
+    select sample_id
+    from materialized_rows
+    where materialize_error is not null
+),
+
+judged as (
+    select
+        d.*,
+        case
+            when m.sample_id is null then 'no such row'
+            when d.filter = '' or d.reason = '' then 'no filter or no reason'
+            when k.filter is null and exists (from known_filters) then 'no such filter'
+            when k.is_open then null
+            when d.filter = 'materialize' and (
+                d.reason <> 'materialize_error'
+                or (
+                    mode = 'read'
+                    and m.materialize_error is null
+                    and not (
+                        d.sample_id in (select sample_id from given_up) and d.sample_id in (select sample_id from failed)
+                    )
+                )
+            ) then 'its content was read'
+            when d.filter = 'packable' and not regexp_full_match(
+                d.reason, 'not_materialized|no_content|not_selected|sample_too_large|(unpackable|incomplete)_.+'
+            ) then 'no such reason'
+            when d.filter = 'packable' and d.reason = 'not_materialized' and mode = 'read' and m.materialize_error is null
+                then 'its content was read'
+            when d.filter = 'decodable' and d.reason <> 'undecodable' then 'no such reason'
+            when d.filter = 'misaligned' and d.reason not in ('boxes', 'timestamps', 'durations', 'spans')
+                then 'no such reason'
+            when d.filter = 'empty_sample' and (d.reason <> 'no_content_rows' or d.modality <> 'metadata')
+                then 'its sample had content'
+            when d.filter in ('materialize', 'packable', 'decodable', 'misaligned', 'empty_sample')
+                and d.value is not null and exists (from known_filters) and d.reason <> 'sample_too_large' then 'no value decided'
+            when d.filter in ('materialize', 'packable', 'decodable', 'misaligned', 'empty_sample') then null
+            when exists (from known_filters) and not exists (
+                from drop_reasons as r
+                where
+                    r.filter = d.filter
+                    and r.reason = d.reason
+                    and coalesce(case r.keeps when 'at_least' then d.value < r.bound when 'at_most' then d.value > r.bound end, r.keeps is null)
+            ) then 'no such reason, or a value that is kept'
+        end as problem
+    from dropped as d
+    left join materialized_rows as m using (sample_id, position, modality)
+    left join known_filters as k using (filter)
+    cross join materialize_mode
+)
+
+select sample_id, position, modality, filter, reason, value, problem
+from judged
+where problem is not null
+order by sample_id, position, modality

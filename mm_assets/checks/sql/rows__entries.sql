@@ -3,7 +3,7 @@
 with
 -- The samples that have lists, with the member of their JSON.
 samples as (
-    select j.ordinal, r.sample_id, j.frame_name, j.num_refused, m.shard, m.sample_key, m.folder, m.member
+    select j.ordinal, r.sample_id, j.frame_name, j.num_bad_texts, j.num_bad_lists, m.shard, m.sample_key, m.folder, m.member
     from interleaved_json as j
     join rows as r using (ordinal)
     join rows_source_refs as s using (ordinal)
@@ -138,12 +138,16 @@ compared as (
     select s.sample_id, null, null, 'entries that no row can hold are not as many rejects'
     from samples as s
     left join (
-        select shard, sample_id, count(*) as num_rejects
+        select
+            shard,
+            sample_id,
+            count(*) filter (where reason = 'text_not_a_string') as num_texts,
+            count(*) filter (where reason = 'not_a_list') as num_lists
         from rejects
-        where reason in ('text_not_a_string', 'not_a_list') and member is null and stage = 'rows'
+        where member is null and stage = 'rows'
         group by shard, sample_id
     ) as r using (shard, sample_id)
-    where s.num_refused <> coalesce(r.num_rejects, 0)
+    where s.num_bad_texts <> coalesce(r.num_texts, 0) or s.num_bad_lists <> coalesce(r.num_lists, 0)
 )
 
 select *

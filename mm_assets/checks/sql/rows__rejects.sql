@@ -1,19 +1,43 @@
--- Each reject of a member is of its sample, with the stage that found it and, for what is not part of a sample, its reason.
+-- Each reject is of its sample, and has the stage that found it and the reason that its member gives when it is read again.
 -- Holds without rows in: rejects.
 with
+interleaved as (
+    select r.sample_id
+    from rows as r
+    join sample_json as j using (ordinal)
+    where j.is_interleaved
+),
+
+-- The entries of each name: those that are no part of a sample, and those that an earlier member has the name of.
+entries as (
+    select
+        i.shard,
+        i.member,
+        any_value(i.sample_key) as sample_key,
+        list(split_part(i.skip_reason, ': ', 1)) filter (where i.skip_reason is not null) as skipped,
+        count(*) filter (where i.skip_reason is null) - count(m.ordinal) as num_repeated,
+        any_value(m.modality) as modality,
+        coalesce(bool_or(m.is_metadata), false) as is_metadata,
+        any_value(m.text_fault) as text_fault
+    from raw_shards as i
+    left join index_members as m using (shard, ordinal)
+    group by i.shard, i.member
+),
+
 named as (
     select
         r.*,
-        i.skip_reason,
-        i.sample_key,
-        coalesce(l.label || '/', '') || i.sample_key as default_id
+        e.* exclude (shard, member),
+        coalesce(l.label || '/', '') || e.sample_key as default_id,
+        r.reason in ('bad_json', 'json_not_an_object', 'too_many_items') as is_of_json,
+        r.reason in ('not_utf8', 'too_large', 'bad_compression') as is_of_text,
+        count(*) filter (where r.stage = 'index') over entry as num_of_index,
+        count(*) filter (where r.reason = 'repeated_member') over entry as num_of_repeated,
+        count(*) filter (where r.reason = 'duplicate_sample_id') over (partition by r.shard, e.sample_key) as num_of_sample
     from (select *, row_number() over () as row_number from rejects) as r
-    join (
-        select shard, member, any_value(skip_reason) as skip_reason, any_value(sample_key) as sample_key
-        from raw_shards
-        group by shard, member
-    ) as i using (shard, member)
+    join entries as e using (shard, member)
     left join shard_labels as l using (shard)
+    window entry as (partition by r.shard, r.member)
 ),
 
 known as (
@@ -21,31 +45,78 @@ known as (
     from rows as r
     join rows_source_refs as s using (ordinal)
     join index_members as m on m.shard = s.path and m.member = s.member
+),
+
+-- Members that a sample has itself, and does not only name in its lists.
+owned as (
+    select distinct s.path as shard, s.member
+    from rows as r
+    join rows_source_refs as s using (ordinal)
+    where s.member is not null and (r.modality = 'metadata' or r.sample_id not in (select sample_id from interleaved))
+),
+
+sizes as (
+    select shard, sample_key, count(*) as num_members
+    from index_members
+    group by shard, sample_key
+),
+
+judged as (
+    select
+        n.*,
+        case
+            when n.detail = '' then 'no detail'
+            when n.stage not in ('index', 'rows') then 'an unknown stage'
+            when n.stage = 'index' and (n.sample_id is not null or not coalesce(list_contains(n.skipped, n.reason), false))
+                then 'not the reason of the index'
+            when n.stage = 'index' and n.num_of_index <> len(n.skipped) then 'not as many as the index has'
+            when n.stage = 'index' then null
+            when n.reason = 'repeated_member' and (n.sample_id is not null or n.num_of_repeated <> n.num_repeated)
+                then 'no earlier member has this name'
+            when n.reason = 'repeated_member' then null
+            when n.reason = 'duplicate_sample_id' and n.sample_id not in (select sample_id from rows)
+                then 'no other sample has this id'
+            when n.reason = 'duplicate_sample_id' and (n.shard, n.member) in (select (shard, member) from owned)
+                then 'a row has this member'
+            when n.reason = 'duplicate_sample_id' and n.num_of_sample <> z.num_members then 'not the whole sample'
+            when n.reason = 'duplicate_sample_id' then null
+            when n.reason = 'unreferenced_member' and n.sample_id is null and (
+                n.modality not in ('image', 'binary')
+                or (n.shard, n.sample_key) in (select (shard, sample_key) from index_members where is_metadata)
+            ) then 'the sample is missing'
+            when n.reason = 'unreferenced_member' and n.sample_id not in (select sample_id from interleaved)
+                then 'its sample has no lists'
+            when n.reason <> 'unreferenced_member' and n.sample_id is null then 'the sample is missing'
+            when n.reason <> 'unreferenced_member' and not (n.is_of_json or n.is_of_text) then 'an unknown reason'
+            when (n.is_of_json and not n.is_metadata) or (n.is_of_text and not n.is_metadata and n.modality <> 'text')
+                then 'its member is not read as such'
+            when (n.is_of_json or n.is_of_text) and n.text_fault <> n.reason then 'its member gives another reason'
+            when
+                n.sample_id <> n.default_id
+                and (n.sample_id, n.shard, n.sample_key) not in (select (sample_id, shard, sample_key) from known)
+                then 'the sample is another'
+        end as problem
+    from named as n
+    left join sizes as z using (shard, sample_key)
 )
 
-select n.row_number, n.shard, n.member, n.sample_id, n.stage, n.reason, n.skip_reason
-from named as n
+select row_number, shard, member, sample_id, stage, reason, skipped, text_fault, problem
+from judged
+where problem is not null
+union all
+select row_number, shard, null, sample_id, stage, reason, null, null, 'no such reject without a member'
+from (select *, row_number() over () as row_number from rejects)
 where
-    n.detail = ''
-    or (
-        n.skip_reason is not null
-        and (n.stage <> 'index' or n.reason <> split_part(n.skip_reason, ': ', 1) or n.sample_id is not null)
+    member is null
+    and shard in (select shard from shards)
+    and not coalesce(
+        (stage = 'index' and reason = 'empty_shard' and sample_id is null and detail <> '')
+        or (
+            stage = 'rows'
+            and reason in ('text_not_a_string', 'not_a_list')
+            and detail <> ''
+            and sample_id in (select sample_id from interleaved)
+        ),
+        false
     )
-    or (n.skip_reason is null and n.stage <> 'rows')
-    or (
-        n.skip_reason is null
-        and n.sample_id is null
-        and n.reason <> 'repeated_member'
-        and (
-            n.reason <> 'unreferenced_member'
-            or (n.shard, n.sample_key) in (select (shard, sample_key) from index_members where is_metadata)
-        )
-    )
-    or (n.reason = 'repeated_member' and n.sample_id is not null)
-    or (n.reason = 'duplicate_sample_id' and n.sample_id not in (select sample_id from rows))
-    or (
-        n.reason <> 'duplicate_sample_id'
-        and n.sample_id <> n.default_id
-        and (n.sample_id, n.shard, n.sample_key) not in (select (sample_id, shard, sample_key) from known)
-    )
-order by n.row_number
+order by row_number
