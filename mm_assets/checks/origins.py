@@ -98,9 +98,9 @@ class OriginRelations:
         """The members of the index that are part of a sample, with what their names mean.
 
         `text_digest` is of the text that a text member has in its shard now, null where that is not text; `is_read`
-        says whether it was read: in the encoding that its row records, or as `rows` reads it if it is among the rejects.
-        Of a sample's JSON it is the digest of what `metadata_json` should be. `text_fault` is why a reject cannot be
-        its text or JSON: a reason, or "" if it can.
+        says whether it was read: in the encoding that its row records, or as `rows` reads it if it is a reject. Of a
+        sample's JSON it is the digest of what `metadata_json` should be. `text_fault` is why a reject cannot be its
+        text or JSON: a reason, or "" if it can.
         """
         shards = {shard.file.url: shard for shard in self._context.shards}
         found = TableBuilder(_MEMBERS)
