@@ -373,6 +373,14 @@ class Field(ABC):
         """
         self.encode(value)
 
+    def omissions(self, value: Any) -> Sequence[str]:
+        """Describes each part of a value that `encode` leaves out, such as a cue of a subtitle file without its times.
+
+        Args:
+            value: one that `encode` accepts.
+        """
+        return ()
+
     @abstractmethod
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Any:
         """Turn a payload back into a value.

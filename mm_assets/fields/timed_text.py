@@ -22,7 +22,7 @@ from mm_assets.errors import MediaError
 from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, decode_utf8, stored_array, truncated
 from mm_assets.fields.facts import Fact, Spans
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.subtitles import TimedSegment, parse_subtitles
+from mm_assets.media.subtitles import Report, TimedSegment, parse_subtitles
 from mm_assets.summaries import describe
 
 __all__ = ["TimedSegment", "TimedTextField", "segments_at", "segments_between"]
@@ -90,6 +90,13 @@ class TimedTextField(Field):
             b"".join([times.tobytes(), offsets.astype("<u4").tobytes(), *texts]),
         )
 
+    def omissions(self, value: Sequence[Any] | Mapping[str, Any] | str | Buffer) -> Sequence[str]:
+        """Describes each cue and text of a subtitle file that is left out, with its line."""
+        omitted: list[str] = []
+        if isinstance(value, str | Buffer):
+            self._parse(value, omitted.append)
+        return omitted
+
     def _utf8_of(self, text: str, index: int) -> bytes:
         try:
             return text.encode("utf-8")
@@ -120,7 +127,7 @@ class TimedTextField(Field):
                 raise self._wrong_content(f"a start of {start} s after {last} s at segment {index}", "order, or sort")
         return segments
 
-    def _parse(self, content: str | Buffer) -> object:
+    def _parse(self, content: str | Buffer, report: Report = lambda _: None) -> object:
         """The value in a file's content."""
         if isinstance(content, str):
             head = content[:_HEAD]
@@ -135,7 +142,7 @@ class TimedTextField(Field):
             except (ValueError, RecursionError) as error:
                 raise self._wrong_content(f"{describe(content)} that is not JSON ({error})", _EXPECTED) from error
         try:
-            return parse_subtitles(content, strip_tags=self.strip_tags)
+            return parse_subtitles(content, strip_tags=self.strip_tags, report=report)
         except MediaError as error:
             raise self._wrong_content(error.reason.removeprefix("found "), "subtitles or lyrics") from error
 
