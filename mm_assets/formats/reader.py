@@ -422,6 +422,8 @@ class PackedReader(ABC):
         """
         numbers = list(dict.fromkeys(self._numbers_of(names)))
         checked = check_indices(indices, self._num_samples, self.path)
+        # Views of a mapping would stay in this process' resident memory, and there are none after `close`.
+        source = self._source.file if isinstance(self._source, MappedFile) else self._source
         found: dict[str, list[StoredPayload | None]] = {}
         for number, places in self._locate(checked, numbers).items():
             record_size = self.modalities[number].metadata_size
@@ -430,7 +432,7 @@ class PackedReader(ABC):
             facts = (places.present.tolist(), places.ptrs.tolist(), places.sizes.tolist(), places.crcs.tolist())
             found[self.names[number]] = [
                 StoredPayload(
-                    source=self._source,
+                    source=source,
                     offset=ptr + before,
                     size=size - before,
                     record_size=record_size,
