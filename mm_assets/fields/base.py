@@ -12,9 +12,11 @@ values, its Arrow column, and the facts that checks judge.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
@@ -383,11 +385,22 @@ class Field(ABC):
 
     @abstractmethod
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Any:
-        """Turn a payload back into a value.
+        """Turn a payload back into a value; arrays that are stored as they are may be read-only views of `data`.
 
         Raises:
             FormatError: the payload contradicts itself or a limit of this field; its path is ``<payload>``.
         """
+
+    def writable(self, value: Any) -> Any:
+        """Returns a decoded value with arrays of its own, which may be written to: read-only ones are copied.
+
+        `decode` may return views of the payload. Everything that a `Dataset` reads has gone through this. Arrays are
+        found in lists, tuples, dicts and dataclasses; a field with values of another class overrides it.
+
+        Args:
+            value: as `decode` returns it; None stays None.
+        """
+        return _writable(value)
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
         """Raise `FormatError` exactly when `decode` would.
@@ -583,6 +596,25 @@ class Field(ABC):
             detail = f"{place}: {error.detail}" if place else error.detail
             return type(error)(error.path, detail, found=error.found, expected=error.expected)
         return EncodeError(f"{type(self).__name__}, {place}: {error}" if place else f"{type(self).__name__}: {error}")
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value if value.flags.writeable else value.copy()
+    if isinstance(value, list | tuple):
+        items = [_writable(item) for item in value]
+        if all(map(operator.is_, items, value)):
+            return value
+        return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: _writable(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        changed = {name: new for name, part in parts.items() if (new := _writable(part)) is not part}
+        value = copy.copy(value) if changed else value
+        for name, part in changed.items():
+            object.__setattr__(value, name, part)  # not `replace`, which would check the value once more
+    return value
 
 
 def batch_array(count: int, layout: ArraySpec, out: Out | None, name: str) -> npt.NDArray[Any]:

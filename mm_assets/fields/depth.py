@@ -220,7 +220,11 @@ class DepthField(Field):
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
         """Return (H, W); what is stored raw is a read-only view of the payload."""
         values = self._stored(metadata, data)
-        return values if self.decoded == "stored" else self._metres(values, np.empty(values.shape, np.float32))
+        if self.decoded == "metres":
+            return self._metres(values, np.empty(values.shape, np.float32))
+        is_raw = _CODEC_NAMES[self._unpack_record(metadata)[2]] == "raw"
+        own: npt.NDArray[Any] = values if is_raw else self.writable(values)
+        return own
 
     def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownMap:
         """The map, in metres where it is known what a step is."""

@@ -330,7 +330,9 @@ class ImageField(Field):
         """Return (H, W, C) uint8; (T, H, W, C) with all frames."""
         if self.frames == "all":
             return self._decode_frames(metadata, data)
-        return self._decode(metadata, data, None)
+        # Pillow's pixels are read-only. In a batch they are copied anyway.
+        pixels: npt.NDArray[np.uint8] = self.writable(self._decode(metadata, data, None))
+        return pixels
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
         """Read all of a JPEG's data at an eighth of its size, where every bit is read too; load other files."""

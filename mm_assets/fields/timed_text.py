@@ -192,6 +192,10 @@ class TimedTextField(Field):
         strings = [decode_utf8(texts[start:end]) for start, end in pairwise(offsets)]
         return [TimedSegment(start, end, text) for (start, end), text in zip(times.tolist(), strings, strict=True)]
 
+    def writable(self, value: list[TimedSegment]) -> list[TimedSegment]:
+        """The value itself, which has no arrays."""
+        return value
+
     def times(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.float64]:
         """Return (num_segments, 2) float64, start and end in seconds: a read-only view that reads no text.
 

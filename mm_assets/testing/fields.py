@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import pickle
@@ -26,7 +27,7 @@ import mm_assets
 from mm_assets.dataset.manifest import FORMATS
 from mm_assets.display import KINDS, MAX_DATA, Content, value_item
 from mm_assets.errors import ConfigError, EncodeError, FormatError
-from mm_assets.fields import FIELD_NAMES, FIELD_TYPES, Encoded, Field, field_from_config
+from mm_assets.fields import FIELD_NAMES, FIELD_TYPES, Encoded, Field, SequenceField, field_from_config
 
 __all__ = ["FieldSuite", "damaged", "flipped", "same"]
 
@@ -213,6 +214,29 @@ class FieldSuite:
                     assert dataset[0]["value"] is None
                     assert dataset[1]["value"] is None or same(dataset[1]["value"], self.cases[0][1])
 
+    def test_arrays_may_be_written_to(self, tmp_path: Path) -> None:
+        """However a value is read, in a sequence too, its arrays may be written to, and no two values share memory."""
+        fields = {"value": self.field}
+        if self.field.item_field is None:
+            fields["items"] = SequenceField(self.field)
+        values = [value for value, _ in self.cases for _ in range(2)]
+        with mm_assets.create(tmp_path / "x.mult", fields) as writer:
+            for number, value in enumerate(values):
+                sample = {"value": value, "items": [(0, value), (3, value)]}
+                writer.write(str(number), {name: sample[name] for name in fields})
+        every = range(len(values))
+        with mm_assets.open(tmp_path / "x.mult") as dataset:
+            read: list[Any] = [dataset[0], dataset[0], dataset[every], list(dataset), dataset.__getitems__(every)]
+            for name in fields:
+                read += [dataset.read_modality(name, [*every, 0], threads=2)]
+                read += [dataset.read_batch([*every, 0], [name], threads=threads)[name].values for threads in (0, 2)]
+            loader = mm_assets.MultimodalLoader(dataset, batch_size=2, shuffle=False, num_workers=2)
+            read += loader
+        arrays = [array for value in read for array in _arrays(value) if array.size]
+        assert all(array.flags.writeable for array in arrays)
+        spans = sorted(np.lib.array_utils.byte_bounds(array) for array in arrays)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "arrays share memory"
+
     def test_bad_configurations_are_refused(self) -> None:
         """An unknown setting or a wrong value is a ConfigError."""
         for config in [{"no_such_setting": 1}, *self.bad_configs]:
@@ -290,6 +314,19 @@ class FieldSuite:
         for value, _ in self.cases:
             if isinstance(value, bytes) and self.field.keeps_bytes:
                 assert bytes(self.field.encode(value).data) == value
+
+
+def _arrays(value: Any) -> Iterable[np.ndarray[Any, Any]]:
+    """Yields the arrays in a value, however deep."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, dict):
+        yield from itertools.chain.from_iterable(map(_arrays, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(map(_arrays, value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _arrays(getattr(value, field.name))
 
 
 def _refuses(field: Field, value: Any, *, match: str = "expected") -> None:
