@@ -37,6 +37,7 @@ from mm_assets.formats.records import (
     Descriptor,
     ModalitySpec,
     Payload,
+    check_range,
     checksum_error,
     crc32c,
     name_hash,
@@ -529,14 +530,29 @@ class PackedReader(ABC):
         )
 
     def _verify_sections(self, damage: list[FileDamage]) -> None:
-        for kind, section in sorted(self._sections.items()):
+        size_left = (
+            self._source.size
+        )  # of unknown sections: if they overlapped, a table could ask for any amount of work
+        entries = self._tail.entries if self._tail is not None else ()
+        for section in sorted(entries, key=lambda section: (section.kind not in SECTION_NAMES, section)):
+            name = SECTION_NAMES.get(section.kind)
+            what = f"the section of unknown kind {section.kind}" if name is None else f"the {name} section"
+            if name is None:  # the others were checked when the file was opened
+                try:
+                    check_range(self.path, section.ptr, section.size, self._source.size, what)
+                except FormatError as error:
+                    self._report(damage, error)
+                    continue
+                size_left -= section.size
+                if size_left < 0:
+                    self._report(damage, CorruptError(self.path, "sections of unknown kinds are larger than the file"))
+                    break
             found = 0
             for start in range(section.ptr, section.ptr + section.size, batch.BLOCK_BYTES):
                 view = self._source.view_many([(start, min(batch.BLOCK_BYTES, section.ptr + section.size - start))])[0]
                 found = crc32c(view, start=found)
                 drop_pages(self._source, start, len(view))
             if found != section.crc32c:
-                what = f"the {SECTION_NAMES[kind]} section"
                 self._report(damage, checksum_error(self.path, what, found=found, expected=section.crc32c))
 
     def _report(self, damage: list[FileDamage], error: FormatError) -> None:
