@@ -208,6 +208,9 @@ class Field(ABC):
     EARLIER: ClassVar[Mapping[str, JSON]] = {}
     """What settings that earlier releases did not have must be for their files to decode as they did."""
 
+    FORMER: ClassVar[tuple[str, ...]] = ()
+    """Settings of earlier releases that `from_config` still understands."""
+
     @property
     @abstractmethod
     def metadata_type(self) -> np.dtype[np.void]:

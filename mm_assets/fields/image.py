@@ -120,6 +120,7 @@ class ImageField(Field):
     )
     decodes_in_parallel: ClassVar[bool] = True  # the decoders release the interpreter lock
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
+    FORMER: ClassVar[tuple[str, ...]] = ("apply_orientation",)
 
     encoding: str = "keep"
     quality: int = 95
