@@ -350,6 +350,16 @@ class Field(ABC):
         return None
 
     @property
+    def empty_value(self) -> Any:
+        """A value without elements, whose arrays have the dtype and rank of this field's values.
+
+        A batch in which no sample has a value is like it. It may be a mapping of only the arrays in a value, by
+        attribute or key. Free extents are 0; a dtype that the settings leave open is float32. None for values without
+        arrays.
+        """
+        return None if self._element is None else np.empty((0, *self._element.shape), self._element.dtype)
+
+    @property
     def decodes_in_parallel(self) -> bool:
         """Whether decoding spends its time in a codec that releases the interpreter lock, so that threads help."""
         return False

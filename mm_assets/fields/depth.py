@@ -103,6 +103,12 @@ class DepthField(Field):
             return None
         return ArraySpec(self.size, np.dtype("float32" if self.decoded == "metres" else self.dtype))
 
+    @property
+    def empty_value(self) -> npt.NDArray[Any]:
+        """(0, 0), or `size`, of `dtype` or in metres."""
+        dtype = "float32" if self.decoded == "metres" else self.dtype
+        return np.empty(self.size or (0, 0), dtype or np.float32)
+
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: npt.NDArray[Any] | Buffer) -> Encoded:

@@ -192,6 +192,12 @@ class ImageField(Field):
             return None
         return ArraySpec((*size, self.channels), np.dtype(np.uint8))
 
+    @property
+    def empty_value(self) -> npt.NDArray[np.uint8]:
+        """(0, 0, 0) uint8, with the extents that are set; (0, 0, 0, 0) with all frames."""
+        frames = (0,) if self.frames == "all" else ()
+        return np.empty((*frames, *(self.decode_size or self.size or (0, 0)), self.channels or 0), np.uint8)
+
     def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownFile:
         """The image file, which is stored whatever the encoding."""
         return ShownFile(offset=0, size=stored.size)

@@ -214,6 +214,16 @@ class FieldSuite:
                     assert dataset[0]["value"] is None
                     assert dataset[1]["value"] is None or same(dataset[1]["value"], self.cases[0][1])
 
+    def test_the_empty_value_is_like_the_others(self) -> None:
+        """The arrays of a value without elements have the dtype and rank of those in every value that has them."""
+        values = [self.field.decode(*self.field.encode(value)) for value, _ in self.cases]
+        for path, empty in _arrays_by_path(self.field.empty_value):
+            found = {
+                (array.dtype, array.ndim) for value in values for at, array in _arrays_by_path(value) if at == path
+            }
+            if len(found) == 1:  # otherwise the settings leave it open
+                assert found == {(empty.dtype, empty.ndim)}, path
+
     def test_arrays_may_be_written_to(self, tmp_path: Path) -> None:
         """However a value is read, in a sequence too, its arrays may be written to, and no two values share memory."""
         fields = {"value": self.field}
@@ -232,7 +242,7 @@ class FieldSuite:
                 read += [dataset.read_batch([*every, 0], [name], threads=threads)[name].values for threads in (0, 2)]
             loader = mm_assets.MultimodalLoader(dataset, batch_size=2, shuffle=False, num_workers=2)
             read += loader
-        arrays = [array for value in read for array in _arrays(value) if array.size]
+        arrays = [array for _, array in _arrays_by_path(read) if array.size]
         assert all(array.flags.writeable for array in arrays)
         spans = sorted(np.lib.array_utils.byte_bounds(array) for array in arrays)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "arrays share memory"
@@ -316,17 +326,19 @@ class FieldSuite:
                 assert bytes(self.field.encode(value).data) == value
 
 
-def _arrays(value: Any) -> Iterable[np.ndarray[Any, Any]]:
-    """Yields the arrays in a value, however deep."""
+def _arrays_by_path(value: Any, path: tuple[Any, ...] = ()) -> Iterable[tuple[tuple[Any, ...], np.ndarray[Any, Any]]]:
+    """Yields the arrays in a value, however deep, each with the keys and attributes that lead to it."""
+    parts: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, np.ndarray):
-        yield value
+        yield path, value
     elif isinstance(value, dict):
-        yield from itertools.chain.from_iterable(map(_arrays, value.values()))
+        parts = value.items()
     elif isinstance(value, list | tuple):
-        yield from itertools.chain.from_iterable(map(_arrays, value))
+        parts = enumerate(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _arrays(getattr(value, field.name))
+        parts = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    for key, part in parts:
+        yield from _arrays_by_path(part, (*path, key))
 
 
 def _refuses(field: Field, value: Any, *, match: str = "expected") -> None:
