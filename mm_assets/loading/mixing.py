@@ -113,7 +113,7 @@ class MixedLoader:
         self._num_batches = num_batches
         self._epoch = 0
         self._step = 0
-        self._is_used = False  # whether the next iteration draws anew
+        self._is_used = False  # whether the next iteration begins another sequence
         self._current: weakref.ref[MixedIterator] | None = None
 
     def __len__(self) -> int:

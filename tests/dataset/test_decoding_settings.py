@@ -220,7 +220,7 @@ def write_later(path: Path, field: Field, value: Any, place: tuple[str, ...], se
 
 @pytest.mark.parametrize(("field", "value", "place"), LATER)
 def test_settings_of_a_later_release_are_ignored(tmp_path, caplog, field, value, place):
-    """A setting that is not known here locks nobody out, alone or in an inner field, and a warning names it."""
+    """A setting that is not known here is ignored, alone or in an inner field, and a warning names it."""
     write_later(tmp_path / "x.mult", field, value, place, {"dither": "blue", "required": []})
     with mm_assets.open(tmp_path / "x.mult") as dataset:
         assert dataset.fields == {"v": field}

@@ -389,3 +389,23 @@ def test_a_rank_that_comes_later_is_noticed(data: Dataset, monkeypatch: pytest.M
     monkeypatch.delenv("RANK")
     monkeypatch.delenv("WORLD_SIZE")
     assert len(list(here)) == 3  # in a process that was spawned for it
+
+
+class Stream:
+    """The batches of a loader, in any process; an `IterableDataset` once torch is there."""
+
+    def __init__(self, loader: MultimodalLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Any:
+        return iter(self.loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_real_iterable_dataset_has_each_batch_once(data: Dataset, num_workers: int) -> None:
+    """Through torch's DataLoader, with and without workers, the batches are the loader's own, in its order."""
+    loading = pytest.importorskip("torch.utils.data")
+    stream = type("IterableStream", (Stream, loading.IterableDataset), {})(MultimodalLoader(data, ["label"], 5, seed=3))
+    expected = [batch["index"].tolist() for batch in MultimodalLoader(data, ["label"], 5, seed=3)]
+    batches = loading.DataLoader(stream, batch_size=None, num_workers=num_workers)
+    assert [batch["index"].tolist() for batch in batches] == expected

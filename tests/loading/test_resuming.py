@@ -164,7 +164,7 @@ def test_a_loop_after_a_break_is_a_new_epoch(data: Dataset, num_workers: int) ->
     loader.rewind()
     assert indices_of(loader) == epoch(3)
     iter(loader)
-    assert indices_of(loader) == epoch(4)  # an iteration of no batch is no epoch
+    assert indices_of(loader) == epoch(4)  # an iteration without a batch is not counted
 
 
 def test_an_error_within_an_epoch_can_be_retried(data: Dataset) -> None:
