@@ -154,9 +154,9 @@ class Trainer:
         torch.manual_seed(seed)
         self.model = ContrastiveModel()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3, weight_decay=0.01)
-        self.loader = make_loader(data, batch_size=batch_size, seed=seed, num_workers=num_workers)
-        if not len(self.loader):
+        if len(data) < batch_size:
             raise SystemExit(f"{data.path}: its {len(data)} samples make no batch of {batch_size}: see --batch-size")
+        self.loader = make_loader(data, batch_size=batch_size, seed=seed, num_workers=num_workers)
         self.losses: list[float] = []
 
     def run(self, steps: int) -> None:
@@ -164,7 +164,7 @@ class Trainer:
         idle = 0  # epochs without a step; the first may be the rest of an epoch
         while len(self.losses) < steps:
             done, idle = len(self.losses), idle + 1
-            with iter(self.loader) as batches:  # from the loader's position to the end of its epoch
+            with iter(self.loader) as batches:  # a whole epoch, or after `load` the rest of one
                 for batch in batches:
                     loss = self.step(batch)
                     if loss is None:

@@ -35,10 +35,10 @@ TOLERANCE = 1e-6  # relative: another processor may round the last digits of a m
 
 _FOUND = schema_of("sample_id", "position", "modality", "problem", "recorded", "expected")
 _KEY = ("sample_id", "position", "modality")
-_FAULT = (*_KEY, "field")
+_FAULT = (*_KEY, "field", "reason")
 
 _Key = tuple[str, int, str]  # of `_KEY`
-_Fault = tuple[str, int, str, str]  # of `_FAULT`
+_Fault = tuple[str, int, str, str, str]  # of `_FAULT`
 _Cause = tuple[str, str, float | None]  # filter, reason and value of a drop
 
 
@@ -211,7 +211,7 @@ class _Again:
                 filters += [_Recorded(_Step(name), self._causes) for name in (DECODABLE, PACKABLE, MISALIGNED)]
             stream = filtering.stream(samples.values(), annotators, filters, judge if packed_alike else None)
             kept, dropped = list(stream), stream.take_dropped()
-            for batch in judge.take_undecodable():
+            for batch in (*judge.take_undecodable(), *judge.take_faulty()):
                 faulty += _rows(batch, *_FAULT)
         names = ["sample_id", "position", "modality", *compared]
         ids = pa.array(list(samples), pa.string())
@@ -226,7 +226,7 @@ class _Again:
         if mode == "full" and packed_alike:
             for fault in sorted({fault for fault in self._faults if fault[0] in samples}.symmetric_difference(faulty)):
                 is_recorded = fault in self._faults
-                yield *fault[:3], f"undecodable as {fault[3]!r}", str(is_recorded), str(not is_recorded)
+                yield *fault[:3], f"{fault[4]} as {fault[3]!r}", str(is_recorded), str(not is_recorded)
 
     @cached_property
     def _causes(self) -> Mapping[_Key, _Cause]:

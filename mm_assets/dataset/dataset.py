@@ -97,7 +97,8 @@ class Dataset:
     """A packed dataset, open for reading; made by `open`.
 
     ``dataset[i]`` is one sample, a dict of values by modality name. Reading is safe from several threads. It pickles
-    by its files' locations, and opens them again. Arrays may be views into a mapped file, valid also after `close`.
+    by its files' locations, and opens them again. Decoded arrays may be written to: none is a view of a file, or shares
+    memory with another value's.
 
     `select`, `select_modalities`, `split`, `filter` and `with_settings` return another dataset on the same open files:
     a view, which has all methods, further views too. Each is closed separately, the files with the last.
@@ -352,12 +353,8 @@ class Dataset:
         return self._samples.read_sample(which)
 
     def __getitems__(self, indices: Indices) -> list[dict[str, Any]]:
-        """Many samples, as ``dataset[indices]``: torch's DataLoader calls this for a batch.
-
-        Arrays are copies here, never views of a file: torch warns of those that are read-only.
-        """
-        found = self._samples.read_samples(indices)
-        return [{name: _writeable(value) for name, value in one.items()} for one in found]
+        """Many samples, as ``dataset[indices]``: torch's DataLoader calls this for a batch."""
+        return self._samples.read_samples(indices)
 
     def _chosen(self, indices: Indices | slice) -> Indices:
         """Indices for a slice or a mask too."""
@@ -585,10 +582,6 @@ class Dataset:
 
     def __reduce__(self) -> tuple[object, ...]:
         return _reopen, (self._files.files, self._files.selection, self._fields.given, self._fields.only)
-
-
-def _writeable(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
 
 
 def _reopen(

@@ -56,7 +56,8 @@ class SampleReader:
 
     def _decode(self, reader: Reader, i: int, name: str, payload: Payload) -> Any:
         try:
-            return self._fields.field(name).decode(payload.metadata, payload.data)
+            field = self._fields.field(name)
+            return field.writable(field.decode(payload.metadata, payload.data))
         except (FormatError, LimitError) as error:
             raise locate(error, name, (reader.path, i)) from error
 
@@ -65,7 +66,7 @@ class SampleReader:
         names = self._decodable(None)
         positions = self._files.positions(indices)
         rows = self._read_rows(positions, names)
-        columns = [self._decode_rows(positions, name, rows[name], 0) for name in names]
+        columns = [self._own_rows(positions, name, rows[name], 0) for name in names]
         if not columns:
             return [{} for _ in range(len(positions))]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -75,7 +76,7 @@ class SampleReader:
         names = self._decodable((name,))
         workers = count_threads(threads)
         positions = self._files.positions(indices)
-        return self._decode_rows(positions, name, self._read_rows(positions, names)[name], workers)
+        return self._own_rows(positions, name, self._read_rows(positions, names)[name], workers)
 
     def read_batch(
         self,
@@ -91,7 +92,11 @@ class SampleReader:
         workers = count_threads(threads)
         positions = self._files.positions(indices)
         targets = self._targets(names, out or {}, len(positions))
-        return self._decode_batches(positions, self._read_rows(positions, names, verify), targets, workers)
+        found = self._decode_batches(positions, self._read_rows(positions, names, verify), targets, workers)
+        for name, batch in found.items():
+            if targets[name] is None:
+                found[name] = batch._replace(values=list(map(self._fields.field(name).writable, batch.values)))
+        return found
 
     def batch_layout(
         self, n: int, modalities: Sequence[str] | None = None
@@ -179,8 +184,12 @@ class SampleReader:
                     datas[row] = data
         return rows or {name: Column(np.zeros((0, self._fields.record_size(name)), np.uint8), []) for name in names}
 
+    def _own_rows(self, positions: npt.NDArray[np.int64], name: str, rows: Column, threads: int) -> list[Any]:
+        """As `_decode_rows`, with arrays that may be written to."""
+        return list(map(self._fields.field(name).writable, self._decode_rows(positions, name, rows, threads)))
+
     def _decode_rows(self, positions: npt.NDArray[np.int64], name: str, rows: Column, threads: int) -> list[Any]:
-        """Each payload of one modality as `read_sample` would give it."""
+        """Each payload of one modality decoded; arrays may be read-only views of it."""
         return decode_values(
             self._fields.field(name),
             name,

@@ -6,7 +6,7 @@ NumPy reads PCM and float payloads, libsndfile or PyAV reads files. Nothing is r
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +110,11 @@ class AudioField(Field):
     def keeps_bytes(self) -> bool:
         """With the encoding ``keep``."""
         return self.encoding == "keep"
+
+    @property
+    def empty_value(self) -> Mapping[str, Any]:
+        """``samples`` alone: (0, 0) of `decoded`."""
+        return {"samples": np.empty((0, 0), self.decoded)}
 
     @property
     def decodes_in_parallel(self) -> bool:

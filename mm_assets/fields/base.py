@@ -12,9 +12,11 @@ values, its Arrow column, and the facts that checks judge.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
@@ -219,6 +221,9 @@ class Field(ABC):
     EARLIER: ClassVar[Mapping[str, JSON]] = {}
     """What settings that earlier releases did not have must be for their files to decode as they did."""
 
+    FORMER: ClassVar[tuple[str, ...]] = ()
+    """Settings of earlier releases that `from_config` still understands."""
+
     @property
     @abstractmethod
     def metadata_type(self) -> np.dtype[np.void]:
@@ -358,6 +363,16 @@ class Field(ABC):
         return None
 
     @property
+    def empty_value(self) -> Any:
+        """A value without elements, whose arrays have the dtype and rank of this field's values.
+
+        A batch in which no sample has a value is like it. It may be a mapping of only the arrays in a value, by
+        attribute or key. Free extents are 0; a dtype that the settings leave open is float32. None for values without
+        arrays.
+        """
+        return None if self._element is None else np.empty((0, *self._element.shape), self._element.dtype)
+
+    @property
     def decodes_in_parallel(self) -> bool:
         """Whether decoding spends its time in a codec that releases the interpreter lock, so that threads help."""
         return False
@@ -386,14 +401,33 @@ class Field(ABC):
         """
         self.encode(value)
 
+    def omissions(self, value: Any) -> Sequence[str]:
+        """Describes each part of a value that `encode` leaves out, such as a cue of a subtitle file without its times.
+
+        Args:
+            value: one that `encode` accepts.
+        """
+        return ()
+
     @abstractmethod
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Any:
-        """Turn a payload back into a value.
+        """Turn a payload back into a value; arrays that are stored as they are may be read-only views of `data`.
 
         Raises:
             FormatError: the payload contradicts itself; its path is ``<payload>``.
             LimitError: the payload exceeds a limit of this field, one of its `LIMITS`.
         """
+
+    def writable(self, value: Any) -> Any:
+        """Returns a decoded value with arrays of its own, which may be written to: read-only ones are copied.
+
+        `decode` may return views of the payload. Everything that a `Dataset` reads has gone through this. Arrays are
+        found in lists, tuples, dicts and dataclasses; a field with values of another class overrides it.
+
+        Args:
+            value: as `decode` returns it; None stays None.
+        """
+        return _writable(value)
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
         """Raise `FormatError` and `LimitError` exactly when `decode` would.
@@ -600,6 +634,25 @@ class Field(ABC):
             path = PAYLOAD if error.path == PAYLOAD else type(self).__name__
             return error.moved(path, detail=f"{place}: {error.detail}" if place else error.detail)
         return EncodeError(f"{type(self).__name__}, {place}: {error}" if place else f"{type(self).__name__}: {error}")
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value if value.flags.writeable else value.copy()
+    if isinstance(value, list | tuple):
+        items = [_writable(item) for item in value]
+        if all(map(operator.is_, items, value)):
+            return value
+        return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: _writable(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        changed = {name: new for name, part in parts.items() if (new := _writable(part)) is not part}
+        value = copy.copy(value) if changed else value
+        for name, part in changed.items():
+            object.__setattr__(value, name, part)  # not `replace`, which would check the value once more
+    return value
 
 
 def batch_array(count: int, layout: ArraySpec, out: Out | None, name: str) -> npt.NDArray[Any]:

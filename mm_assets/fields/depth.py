@@ -104,6 +104,12 @@ class DepthField(Field):
             return None
         return ArraySpec(self.size, np.dtype("float32" if self.decoded == "metres" else self.dtype))
 
+    @property
+    def empty_value(self) -> npt.NDArray[Any]:
+        """(0, 0), or `size`, of `dtype` or in metres."""
+        dtype = "float32" if self.decoded == "metres" else self.dtype
+        return np.empty(self.size or (0, 0), dtype or np.float32)
+
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: npt.NDArray[Any] | Buffer) -> Encoded:
@@ -221,7 +227,11 @@ class DepthField(Field):
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
         """Return (H, W); what is stored raw is a read-only view of the payload."""
         values = self._stored(metadata, data)
-        return values if self.decoded == "stored" else self._metres(values, np.empty(values.shape, np.float32))
+        if self.decoded == "metres":
+            return self._metres(values, np.empty(values.shape, np.float32))
+        is_raw = _CODEC_NAMES[self._unpack_record(metadata)[2]] == "raw"
+        own: npt.NDArray[Any] = values if is_raw else self.writable(values)
+        return own
 
     def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownMap:
         """The map, in metres where it is known what a step is."""

@@ -121,6 +121,11 @@ class DocumentField(Field):
         return self.image.decodes_in_parallel
 
     @property
+    def empty_value(self) -> Document:
+        """A document with a layout of nothing, and without pages."""
+        return self.decode(*self.encode(Document(None, PageLayout())))
+
+    @property
     def config(self) -> dict[str, JSON]:
         """All settings, those of `image` and of a described `layout` as mappings."""
         layout = self.layout.config if isinstance(self.layout, LayoutMap) else self.layout

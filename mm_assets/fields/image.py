@@ -122,6 +122,7 @@ class ImageField(Field):
     )
     decodes_in_parallel: ClassVar[bool] = True  # the decoders release the interpreter lock
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
+    FORMER: ClassVar[tuple[str, ...]] = ("apply_orientation",)
 
     encoding: str = "keep"
     quality: int = 95
@@ -192,6 +193,12 @@ class ImageField(Field):
         if size is None or self.channels is None or self.frames == "all":
             return None
         return ArraySpec((*size, self.channels), np.dtype(np.uint8))
+
+    @property
+    def empty_value(self) -> npt.NDArray[np.uint8]:
+        """(0, 0, 0) uint8, with the extents that are set; (0, 0, 0, 0) with all frames."""
+        frames = (0,) if self.frames == "all" else ()
+        return np.empty((*frames, *(self.decode_size or self.size or (0, 0)), self.channels or 0), np.uint8)
 
     def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownFile:
         """The image file, which is stored whatever the encoding."""
@@ -332,7 +339,9 @@ class ImageField(Field):
         """Return (H, W, C) uint8; (T, H, W, C) with all frames."""
         if self.frames == "all":
             return self._decode_frames(metadata, data)
-        return self._decode(metadata, data, None)
+        # Pillow's pixels are read-only. In a batch they are copied anyway.
+        pixels: npt.NDArray[np.uint8] = self.writable(self._decode(metadata, data, None))
+        return pixels
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
         """Read all of a JPEG's data at an eighth of its size, where every bit is read too; load other files."""

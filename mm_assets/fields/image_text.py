@@ -207,6 +207,12 @@ class ImageTextPairField(Field):
         return {"image": image, **tokens, "clip_score": ArraySpec((), np.dtype(np.float32))}
 
     @property
+    def empty_value(self) -> Mapping[str, Any]:
+        """The image, and `max_tokens` ids with their mask."""
+        tokens = {name: np.empty(self.max_tokens, np.int64) for name in ("input_ids", "attention_mask")}
+        return {"image": self._image_field.empty_value, **tokens}
+
+    @property
     def decodes_in_parallel(self) -> bool:
         """As the images do."""
         return self._image_field.decodes_in_parallel

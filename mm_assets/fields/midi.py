@@ -29,6 +29,9 @@ from mm_assets.summaries import ArrayValue
 
 __all__ = ["MIDI", "MIDIField", "NoteTable"]
 
+# A file of format 0, its one track without an event.
+_SILENCE = b"MThd\0\0\0\x06\0\0\0\x01\x01\xe0MTrk\0\0\0\x04\0\xff\x2f\0"
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MIDI(ArrayValue):
@@ -88,6 +91,11 @@ class MIDIField(Field):
         self._expect_int("max_bytes", 1, MAX_BYTES)
         self._expect_int("max_notes", 1, 2**32 - 1)
         self._expect_int("max_duration_seconds", 1, MAX_DURATION_SECONDS)
+
+    @property
+    def empty_value(self) -> MIDI:
+        """Music without notes."""
+        return self.decode(*self.encode(_SILENCE))
 
     def encode(self, value: MIDI | Buffer) -> Encoded:
         """Encode a file's bytes, or a `MIDI`."""

@@ -118,6 +118,12 @@ class NDArrayField(Field):
         return None if fits else f"shape {self.shape}"
 
     @property
+    def empty_value(self) -> npt.NDArray[Any]:
+        """Of the field's shape, with 0 for free extents, or (0,) where it has none."""
+        shape = (None,) if self.shape is None else self.shape
+        return np.empty([extent or 0 for extent in shape], self.dtype or np.float32)
+
+    @property
     def _element(self) -> ArraySpec | None:
         """Shape and dtype of what an array of free length counts; None where more than the length is free."""
         dtype = self._value_dtype

@@ -218,6 +218,10 @@ class JSONField(Field):
             elif not isinstance(item, str | bool | int | float | None):
                 raise self._wrong_value(item, "dict, list, str, int, float, bool or None")
 
+    def writable(self, value: JSON) -> JSON:
+        """The value itself, which has no arrays."""
+        return value
+
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> JSON:
         """Return the value."""
         (kind,) = self._unpack_record(metadata)

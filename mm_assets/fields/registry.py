@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,9 @@ __all__ = [
     "register_field",
     "unregistered",
 ]
+
+_REQUIRED = "required"  # in a stored configuration: settings without which its payloads must not be decoded
+_LOG = logging.getLogger(__name__)
 
 FIELD_TYPES: dict[int, type[Field]] = {
     1: BytesField,
@@ -97,7 +101,8 @@ def field_from_config(type_name: object, config: Mapping[str, JSON] | None = Non
         config: its settings; those that are not given have their defaults.
         trusted: whether the caller wrote `config`. A packed file's may name a tokenizer, but not load one: such a
             setting would open a file of this machine, or run a parser over the file's own text. Nor may it raise a
-            field's `LIMITS`: only the reader's own settings do.
+            field's `LIMITS`: only the reader's own settings do. Settings that a later release added are ignored there,
+            unless the file lists them as ``required``.
 
     Raises:
         ConfigError: an unknown name, or a setting that its class does not take.
@@ -201,8 +206,31 @@ def complete_config(type_name: object, config: Mapping[str, JSON]) -> dict[str, 
         return dict(config)
 
 
+def _without_later_settings(cls: type[Field], config: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """A stored configuration without settings that are not known here (docs/fields.md).
+
+    Raises:
+        ConfigError: the file says that decoding depends on one of them.
+    """
+    known = {one.name for one in dataclasses.fields(cls)} | set(cls.FORMER)
+    reads_others = cls.from_config.__func__ is not Field.from_config.__func__  # type: ignore[attr-defined]
+    if _REQUIRED in known or (reads_others and not is_own(cls)):
+        return config
+    required = config.get(_REQUIRED, [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise ConfigError("arguments", _REQUIRED, f"found {required!r}, expected a list of settings")
+    if missing := ", ".join(sorted(set(required) - known)):
+        detail = f"found settings that this version of {cls.__name__} does not know: {missing}; update mm-assets"
+        raise ConfigError("arguments", _REQUIRED, detail)
+    later = sorted(config.keys() - known - {_REQUIRED})
+    if later:
+        _LOG.warning("settings of a later version of %s are ignored: %s", cls.__name__, ", ".join(later))
+    return {name: value for name, value in config.items() if name in known}
+
+
 def _within_limits(cls: type[Field], config: Mapping[str, JSON]) -> dict[str, JSON]:
     """A stored configuration with no limit above its default, and what earlier releases did; also in inner fields."""
+    config = _without_later_settings(cls, config)
     defaults = {one.name: one.default for one in dataclasses.fields(cls)}
     tame = {**cls.EARLIER, **config}
     for name, value in config.items():

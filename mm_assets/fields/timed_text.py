@@ -31,7 +31,7 @@ from mm_assets.fields.base import (
 from mm_assets.fields.facts import Fact, Spans
 from mm_assets.json_text import parse_json, repair_json
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.subtitles import TimedSegment, parse_subtitles
+from mm_assets.media.subtitles import Report, TimedSegment, parse_subtitles
 from mm_assets.summaries import describe
 
 __all__ = ["TimedSegment", "TimedTextField", "segments_at", "segments_between"]
@@ -99,6 +99,13 @@ class TimedTextField(Field):
             b"".join([times.tobytes(), offsets.astype("<u4").tobytes(), *texts]),
         )
 
+    def omissions(self, value: Sequence[Any] | Mapping[str, Any] | str | Buffer) -> Sequence[str]:
+        """Describes each cue and text of a subtitle file that is left out, with its line."""
+        omitted: list[str] = []
+        if isinstance(value, str | Buffer):
+            self._parse(value, omitted.append)
+        return omitted
+
     def _utf8_of(self, text: str, index: int) -> bytes:
         try:
             return text.encode("utf-8")
@@ -129,7 +136,7 @@ class TimedTextField(Field):
                 raise self._wrong_content(f"a start of {start} s after {last} s at segment {index}", "order, or sort")
         return segments
 
-    def _parse(self, content: str | Buffer) -> object:
+    def _parse(self, content: str | Buffer, report: Report = lambda _: None) -> object:
         """The value in a file's content."""
         if isinstance(content, str):
             head = content[:_HEAD]
@@ -144,7 +151,7 @@ class TimedTextField(Field):
             except ValueError as error:
                 raise self._wrong_content(f"{describe(content)}, which {error}", _EXPECTED) from error
         try:
-            return parse_subtitles(content, strip_tags=self.strip_tags)
+            return parse_subtitles(content, strip_tags=self.strip_tags, report=report)
         except MediaError as error:
             raise self._wrong_content(error.reason.removeprefix("found "), "subtitles or lyrics") from error
 
@@ -193,6 +200,10 @@ class TimedTextField(Field):
         # Each by its own bytes: an offset within a character is damage.
         strings = [decode_utf8(texts[start:end]) for start, end in pairwise(offsets)]
         return [TimedSegment(start, end, text) for (start, end), text in zip(times.tolist(), strings, strict=True)]
+
+    def writable(self, value: list[TimedSegment]) -> list[TimedSegment]:
+        """The value itself, which has no arrays."""
+        return value
 
     def times(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.float64]:
         """Return (num_segments, 2) float64, start and end in seconds: a read-only view that reads no text.

@@ -110,6 +110,12 @@ class TimeSeriesField(Field):
         }
 
     @property
+    def empty_value(self) -> Mapping[str, Any]:
+        """``timestamps``, (0,) float64, and ``values``, (0, D)."""
+        times = np.empty(self.num_steps or 0, np.float64)
+        return {"timestamps": times, "values": np.empty((len(times), self.num_columns or 0), self.dtype or np.float32)}
+
+    @property
     def config(self) -> dict[str, JSON]:
         """All settings as JSON; columns by name."""
         return {**super().config, "columns": {name: [start, end] for name, start, end in self.columns}}

@@ -167,6 +167,18 @@ class SyncedVideoAudioField(Field):
             layout["audio_segments"] = ArraySpec((count, 2), np.dtype(np.int64))
         return layout
 
+    @property
+    def empty_value(self) -> Mapping[str, Any]:
+        """The arrays of a clip without frames and samples."""
+        return {
+            "frames": np.empty((0, *(self.size or (0, 0)), 3), np.uint8),
+            "frame_indices": np.empty(0, np.int64),
+            "frame_mask": np.empty(0, np.bool_),
+            "frame_times": np.empty(0, np.float64),
+            "audio": {"samples": np.empty((0, self.audio_channels or 0), np.float32)},
+            "audio_segments": np.empty((0, 2), np.int64),
+        }
+
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def assemble(self, contents: Mapping[str, Any]) -> VideoFile:

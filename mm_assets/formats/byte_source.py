@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import stat
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -56,6 +57,67 @@ class CachingSource(Protocol):
         """The bytes of each (offset, size), as `view_many`."""
 
 
+class LocalFile:
+    """A local file, read by its descriptor, which is closed once nothing refers to it.
+
+    So what reads here works after its reader was closed, and never reads the file that gets the descriptor next.
+
+    Args:
+        path: the file; may be empty.
+
+    Attributes:
+        name: the path.
+        size: bytes of the file when it was opened.
+        fd: the descriptor.
+
+    Raises:
+        OSError: there is no such file, or it may not be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = str(os.fspath(path))
+        self._path = os.fspath(path)
+        self.fd = os.open(self._path, READ_ONLY)
+        weakref.finalize(self, os.close, self.fd)
+        status = os.fstat(self.fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._path)
+        self.size = status.st_size
+        self._lock = threading.Lock()  # for systems that cannot read at a position
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """A copy of one range, by a read that pages nothing else in.
+
+        Raises:
+            TruncatedError: the file was truncated since it was opened.
+        """
+        data = self._read(offset, size)
+        while len(data) < size:  # Linux reads up to 2 GiB at a time
+            more = self._read(offset + len(data), size - len(data))
+            if not more:
+                detail = "it was truncated after it was opened"
+                raise TruncatedError(self.name, detail, found=offset + len(data), expected=offset + size)
+            data += more
+        return memoryview(data)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if _HAS_PREAD:
+            return os.pread(self.fd, size, offset)
+        with self._lock:
+            os.lseek(self.fd, offset, os.SEEK_SET)
+            return os.read(self.fd, size)
+
+    def view_many(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Copies of several ranges; errors as `view`."""
+        return [self.view(offset, size) for offset, size in ranges]
+
+    def close(self) -> None:
+        """Does nothing: the descriptor is closed with the last reference."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LocalFile, (self._path,)
+
+
 class MappedFile:
     """A local file, mapped. Views are slices of the mapping: no copy.
 
@@ -81,22 +143,13 @@ class MappedFile:
         self._open()
 
     def _open(self) -> None:
-        fd = os.open(self.path, READ_ONLY)
-        try:
-            status = os.fstat(fd)
-            if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
-            self.size = status.st_size
-            # An empty file cannot be mapped.
-            self._map = mmap.mmap(fd, self.size, access=mmap.ACCESS_READ) if self.size else None
-            if CAN_ADVISE and self._map is not None:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-                self._map.madvise(mmap.MADV_RANDOM)
-        except BaseException:
-            os.close(fd)
-            raise
-        self._fd = fd
-        self._close_fd = weakref.finalize(self, os.close, fd)  # readers are dropped unclosed while others read
+        self._file: LocalFile | None = LocalFile(self.path)
+        fd, self.size = self._file.fd, self._file.size
+        # An empty file cannot be mapped.
+        self._map = mmap.mmap(fd, self.size, access=mmap.ACCESS_READ) if self.size else None
+        if CAN_ADVISE and self._map is not None:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            self._map.madvise(mmap.MADV_RANDOM)
         self.pages = PageCache(fd)
         self._view = memoryview(self._map if self._map is not None else b"")
 
@@ -133,19 +186,16 @@ class MappedFile:
         self.pages.fetch_ranges(ranges)
         return views
 
-    def read(self, offset: int, size: int) -> memoryview:
-        """A copy of one range, by a read that pages nothing else in.
+    @property
+    def file(self) -> LocalFile:
+        """Reads the file without its mapping, also after this is closed; `ValueError` if it is closed already."""
+        if self._file is None:
+            raise ValueError(f"{self.name} is closed")
+        return self._file
 
-        Raises:
-            TruncatedError: the file was truncated since it was opened.
-        """
-        if not _HAS_PREAD:
-            return memoryview(bytes(self.view(offset, size)))
-        data = os.pread(self._fd, size, offset)
-        if len(data) < size:
-            detail = "it was truncated after it was opened"
-            raise TruncatedError(self.name, detail, found=offset + len(data), expected=offset + size)
-        return memoryview(data)
+    def read(self, offset: int, size: int) -> memoryview:
+        """A copy of one range; errors as `LocalFile.view`."""
+        return self.file.view(offset, size)
 
     def expect(self, offset: int, size: int) -> None:
         """Advises the kernel that a range is read in order or repeatedly: it may read ahead and around."""
@@ -171,7 +221,7 @@ class MappedFile:
     def close(self) -> None:
         """Closes the file. The mapping itself lives as long as views that were returned; closing twice is fine."""
         self.pages.forget()
-        self._close_fd()
+        self._file = None
         self._view.release()
         if self._map is not None:
             with contextlib.suppress(BufferError):  # views live; the last one unmaps

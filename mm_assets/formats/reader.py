@@ -37,6 +37,7 @@ from mm_assets.formats.records import (
     Descriptor,
     ModalitySpec,
     Payload,
+    check_range,
     checksum_error,
     crc32c,
     name_hash,
@@ -423,6 +424,8 @@ class PackedReader(ABC):
         """
         numbers = list(dict.fromkeys(self._numbers_of(names)))
         checked = check_indices(indices, self._num_samples, self.path)
+        # Views of a mapping would stay in this process' resident memory, and there are none after `close`.
+        source = self._source.file if isinstance(self._source, MappedFile) else self._source
         found: dict[str, list[StoredPayload | None]] = {}
         for number, places in self._locate(checked, numbers).items():
             record_size = self.modalities[number].metadata_size
@@ -431,7 +434,7 @@ class PackedReader(ABC):
             facts = (places.present.tolist(), places.ptrs.tolist(), places.sizes.tolist(), places.crcs.tolist())
             found[self.names[number]] = [
                 StoredPayload(
-                    source=self._source,
+                    source=source,
                     offset=ptr + before,
                     size=size - before,
                     record_size=record_size,
@@ -528,14 +531,29 @@ class PackedReader(ABC):
         )
 
     def _verify_sections(self, damage: list[FileDamage]) -> None:
-        for kind, section in sorted(self._sections.items()):
+        size_left = (
+            self._source.size
+        )  # of unknown sections: if they overlapped, a table could ask for any amount of work
+        entries = self._tail.entries if self._tail is not None else ()
+        for section in sorted(entries, key=lambda section: (section.kind not in SECTION_NAMES, section)):
+            name = SECTION_NAMES.get(section.kind)
+            what = f"the section of unknown kind {section.kind}" if name is None else f"the {name} section"
+            if name is None:  # the others were checked when the file was opened
+                try:
+                    check_range(self.path, section.ptr, section.size, self._source.size, what)
+                except FormatError as error:
+                    self._report(damage, error)
+                    continue
+                size_left -= section.size
+                if size_left < 0:
+                    self._report(damage, CorruptError(self.path, "sections of unknown kinds are larger than the file"))
+                    break
             found = 0
             for start in range(section.ptr, section.ptr + section.size, batch.BLOCK_BYTES):
                 view = self._source.view_many([(start, min(batch.BLOCK_BYTES, section.ptr + section.size - start))])[0]
                 found = crc32c(view, start=found)
                 drop_pages(self._source, start, len(view))
             if found != section.crc32c:
-                what = f"the {SECTION_NAMES[kind]} section"
                 self._report(damage, checksum_error(self.path, what, found=found, expected=section.crc32c))
 
     def _report(self, damage: list[FileDamage], error: FormatError) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mm_assets.formats.byte_source import ByteSource, MappedFile
+from mm_assets.formats.byte_source import ByteSource
 from mm_assets.formats.records import Payload, crc32c
 
 __all__ = ["StoredPayload"]
@@ -12,7 +12,7 @@ __all__ = ["StoredPayload"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPayload:
-    """The data of one payload of a packed file. Valid after the reader is closed.
+    """The data of one payload of a packed file. Valid after the reader is closed: a local file stays open for it.
 
     Attributes:
         source: the file.
@@ -51,8 +51,4 @@ class StoredPayload:
         return self.crc32c is None or crc32c(*Payload(self.metadata(), self.read(0, self.size))) == self.crc32c
 
     def _bytes(self, at: int, size: int) -> bytes:
-        if not size:
-            return b""
-        # A view of a mapping would stay in this process' resident memory.
-        view = self.source.read(at, size) if isinstance(self.source, MappedFile) else self.source.view(at, size)
-        return bytes(view)
+        return bytes(self.source.view(at, size)) if size else b""

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from mm_assets.dataset.decoding import Allocate, Batch
 from mm_assets.dataset.prefetch import BufferPool, arrays_of
 from mm_assets.dataset.workers import WorkerPool
 from mm_assets.errors import ConfigError, FormatError, LoaderError, optional_import
-from mm_assets.fields import ArraySpec
+from mm_assets.fields import ArraySpec, Field
 from mm_assets.loading.collate import MultimodalCollator, as_tensors, map_batch, rows_of
 from mm_assets.loading.order import derive_key
 from mm_assets.loading.plan import EpochPlan, Step
@@ -55,6 +55,14 @@ class BatchSource(Protocol):
 
     def batch_layout(self, n: int, modalities: Sequence[str]) -> Mapping[str, ArraySpec | dict[str, ArraySpec]]:
         """As `Dataset.batch_layout`."""
+
+
+class _NoValues(NamedTuple):
+    """A `Batch` in which no sample has a value, with its field's `empty_value`."""
+
+    values: Any
+    present: npt.NDArray[np.bool_]
+    empty: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +135,7 @@ class BatchMaker:
         self._options: dict[str, Any] = {}
         if "verify" in inspect.signature(source.read_batch).parameters:
             self._options["verify"] = verify
+        self._fields: Mapping[str, Field] = getattr(source, "fields", {})
         self._layouts = source.batch_layout(plan.batch_size, self._names)
         # Torch's own allocator knows which pinned blocks a device still reads from; ours would not.
         self._allocate: Allocate = _pinned_memory
@@ -243,7 +252,9 @@ class BatchMaker:
     def _collate(self, columns: dict[str, Batch], indices: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> Any:
         extra: dict[str, Any] = {"valid": valid, "index": indices}
         if isinstance(self._collator, MultimodalCollator):
-            batch = self._collator(columns, allocate=self._allocate)
+            batch = self._collator(
+                {name: self._like_its_field(name, column) for name, column in columns.items()}, allocate=self._allocate
+            )
             if self._collator.return_tensors == "pt":
                 extra = as_tensors(extra)
         else:
@@ -256,6 +267,12 @@ class BatchMaker:
         for name, value in extra.items():
             batch.setdefault(name, value)
         return map_batch(batch, _pinned) if self._pin_memory else batch
+
+    def _like_its_field(self, name: str, column: Batch) -> Batch | _NoValues:
+        """A column, with dtype and rank of its field if no sample has a value to tell them."""
+        if column.present.any() or name in self._transforms or name not in self._fields:
+            return column
+        return _NoValues(*column, self._fields[name].empty_value)
 
 
 def _takes_rng(transform: Transform) -> bool:

@@ -72,8 +72,9 @@ class MultimodalCollator:
             axes, None for a free one; longer values are truncated, shorter batches are padded up to it),
             ``pad_to_multiple_of`` (of the first axis): for ``pad``.
 
-            ``dtype``: of the output, for all but ``list``; by default the values'. It also decides the dtype of a
-            batch in which no sample has a value, which is float32 otherwise.
+            ``dtype``: of the output, for all but ``list``; by default the values'. A batch in which no sample has a
+            value has this dtype too, or else the dtype and rank of its field's values; samples and transformed values
+            have no field, and give float32.
 
             ``source``: the modality, by default the output's name; with dots, a part of its value:
             ``clip.audio``, ``pair.input_ids``.
@@ -117,7 +118,8 @@ class MultimodalCollator:
 
         Args:
             samples: n samples, each value by modality name (None or missing: absent); or columns, each with ``values``
-                (an array, a dict of arrays, or a list) and ``present``, (n,) bool, by modality name.
+                (an array, a dict of arrays, or a list) and ``present``, (n,) bool, by modality name; and, where it is
+                known, the `Field.empty_value` as ``empty``.
             allocate: makes uninitialized arrays to stack and pad in, such as in pinned memory, of a shape and dtype.
 
         Raises:
@@ -154,12 +156,18 @@ def _names(samples: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> list[str
 
 
 class _Column:
-    """The values of one output; `whole` has all rows in an array or a dict of arrays, where they are that already."""
+    """The values of one output; `whole` has all rows in an array or a dict of arrays, where they are that already.
 
-    def __init__(self, rows: list[Any] | None, whole: Any, present: npt.NDArray[np.bool_]) -> None:
+    `empty` is an array without elements of the values' dtype and rank, if there is one.
+    """
+
+    def __init__(
+        self, rows: list[Any] | None, whole: Any, present: npt.NDArray[np.bool_], empty: Array | None = None
+    ) -> None:
         self._rows = rows
         self.whole = whole
         self.present = present
+        self.empty = empty
 
     @classmethod
     def of(cls, samples: Sequence[Mapping[str, Any]] | Mapping[str, Any], rule: Rule) -> _Column:
@@ -172,14 +180,16 @@ class _Column:
         if isinstance(values, Mapping) and path:
             values, path = _part(values, path[0], rule, None), path[1:]
         if isinstance(values, np.ndarray | Mapping) and not path:
-            return cls(None, values, present)
-        return cls._of_rows(rows_of(values, present), path, rule)
+            return cls(None, values, present, values[0] if isinstance(values, np.ndarray) and len(values) else None)
+        return cls._of_rows(rows_of(values, present), path, rule, getattr(samples[name], "empty", None))
 
     @classmethod
-    def _of_rows(cls, rows: list[Any], path: tuple[str, ...], rule: Rule) -> _Column:
+    def _of_rows(cls, rows: list[Any], path: tuple[str, ...], rule: Rule, empty: Any = None) -> _Column:
         for key in path:
             rows = [None if value is None else _part(value, key, rule, row) for row, value in enumerate(rows)]
-        return cls(rows, None, np.fromiter((value is not None for value in rows), np.bool_, len(rows)))
+            empty = empty.get(key) if isinstance(empty, Mapping) else getattr(empty, key, None)
+        present = np.fromiter((value is not None for value in rows), np.bool_, len(rows))
+        return cls(rows, None, present, empty if isinstance(empty, np.ndarray) else None)
 
     def __len__(self) -> int:
         return len(self.present)
@@ -236,7 +246,7 @@ def _arrays(rule: Rule, column: _Column) -> tuple[list[tuple[int, Array]], np.dt
                 raise CollateError(rule.name, f"found {array.dtype}, expected {rule.dtype}", row=row)
         return found, rule.dtype
     if not found:
-        return found, np.dtype(np.float32)
+        return found, np.dtype(np.float32) if column.empty is None else column.empty.dtype
     return found, np.result_type(*{array.dtype for _, array in found})
 
 
@@ -253,7 +263,7 @@ def _stack(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) ->
     if isinstance(column.whole, np.ndarray) and rule.dtype in (None, column.whole.dtype):
         return column.whole
     arrays, dtype = _arrays(rule, column)
-    shape = arrays[0][1].shape if arrays else (0,)
+    shape = arrays[0][1].shape if arrays else (0,) if column.empty is None else column.empty.shape
     for row, array in arrays:
         if array.shape != shape:
             hint = "for different shapes use pad or ragged, or set the decode_size of an image field"
@@ -269,9 +279,11 @@ def _stack(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) ->
 
 def _pad(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> Array:
     arrays, dtype = _arrays(rule, column)
-    num_axes = arrays[0][1].ndim if arrays else max(1, len(rule.max_length))
+    like = arrays[0][1] if arrays else column.empty
+    num_axes = max(1, len(rule.max_length)) if like is None else like.ndim
     if num_axes == 0:
-        raise CollateError(rule.name, "found single numbers, which have no axis to pad: stack them", row=arrays[0][0])
+        row = arrays[0][0] if arrays else None
+        raise CollateError(rule.name, "found single numbers, which have no axis to pad: stack them", row=row)
     if len(rule.max_length) > num_axes:
         raise CollateError(rule.name, f"found {num_axes} axes, expected {len(rule.max_length)} as in max_length")
     extents = np.zeros((len(column), num_axes), np.int64)
@@ -302,7 +314,7 @@ def _ragged(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -
     arrays, dtype = _arrays(rule, column)
     offsets = np.zeros(len(column) + 1, np.int64)
     if not arrays:
-        return Ragged(np.zeros(0, dtype), offsets)
+        return Ragged(np.zeros((0,) if column.empty is None else (0, *column.empty.shape[1:]), dtype), offsets)
     inner = arrays[0][1].shape[1:]
     for row, array in arrays:
         if array.ndim == 0 or array.shape[1:] != inner:

@@ -1,19 +1,20 @@
 """Batches for training: shuffled, the same on any number of ranks, read ahead by threads, resumable at any batch.
 
 Each sample is yielded exactly once per epoch over all ranks. The content of a batch depends on dataset, seed, epoch and
-position in the epoch only, never on threads or timing. A loader has one position, which its iterations move: an
-iteration that is left early is continued by the next. No thread outlives its iteration.
+position in the epoch only, never on threads or timing. A loader has one position, which its iterations move: after an
+iteration that is left early, the next epoch begins, unless a state is loaded. No thread outlives its iteration.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from itertools import count
+from itertools import count, islice
 from typing import Any, Self
 
 from mm_assets.dataset.prefetch import Prefetch
@@ -22,9 +23,10 @@ from mm_assets.errors import ConfigError, LoaderError
 from mm_assets.loading.batches import BatchMaker, BatchSource, Collate, DamagedSample, Made, Transform, check_pinning
 from mm_assets.loading.collate import MultimodalCollator
 from mm_assets.loading.order import SHUFFLES, EpochOrder
-from mm_assets.loading.plan import EpochPlan, find_rank
+from mm_assets.loading.plan import EpochPlan, find_rank, torch_worker
 from mm_assets.loading.rules import check_integer
 from mm_assets.loading.state import LoaderState, fingerprint
+from mm_assets.summaries import describe
 
 __all__ = ["BatchIterator", "MultimodalLoader"]
 
@@ -34,10 +36,13 @@ MAX_REPORTED = 10_000  # damaged samples that are listed: a lost shard must not 
 class MultimodalLoader:
     """Batches of a dataset.
 
-    Iterating yields the batches of an epoch, from the loader's position on; after the end of an epoch the next one
-    begins, another order of the same samples. A batch is the result of the collator, by default a dict of arrays and
-    lists by modality, with ``present`` (modality to (n,) bool), ``valid``, (n,) bool, and ``index``, (n,) int64, the
-    samples in the dataset. Rows that are not valid repeat another sample.
+    Each iteration yields the batches of one epoch, each time another order of the same samples; after
+    `load_state_dict`, the rest of the epoch. In a worker process of torch's DataLoader, as in an `IterableDataset`, it
+    yields the worker's share of them: all workers together yield each batch once, in order.
+
+    A batch is the result of the collator, by default a dict of arrays and lists by modality, with ``present`` (modality
+    to (n,) bool), ``valid``, (n,) bool, and ``index``, (n,) int64, the samples in the dataset. Rows that are not valid
+    repeat another sample.
 
     Arrays of a batch are the caller's for as long as it holds them or a view of them.
 
@@ -54,8 +59,8 @@ class MultimodalLoader:
         drop_last: leave out the remainder at the end that is too small for a whole batch on each rank.
         seed: of the order, and of the transforms' randomness.
         epoch: to begin with.
-        rank: of this process; with `world_size` found from torch.distributed, where it is initialised, or the
-            environment's ``RANK`` and ``WORLD_SIZE``, where not given.
+        rank: of this process, with `world_size`; by default what torch.distributed, jax.distributed or the environment
+            of torch, SLURM, Open MPI, MPICH or JAX say, which must not contradict each other.
         world_size: number of ranks.
         even_batches: give every rank the same number of batches, of the same sizes: the last batch is shared equally,
             and a few samples are repeated, not valid, where it does not divide.
@@ -119,10 +124,12 @@ class MultimodalLoader:
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.num_workers = num_workers
+        _check_callable("collator", collator, "a MultimodalCollator, to which such rules can be given, or a function")
         self.collator: Collate = MultimodalCollator() if collator is None else collator
         self.modalities = _choose_names(reader, modalities, self.collator)
         self._transforms = dict(transforms or {})
-        for name in self._transforms:
+        for name, transform in self._transforms.items():
+            _check_callable(f"transforms.{name}", transform, "a function of a value")
             if name not in self.modalities:
                 raise ConfigError("arguments", f"transforms.{name}", f"is not read: {', '.join(self.modalities)}")
         try:
@@ -141,6 +148,7 @@ class MultimodalLoader:
             check_pinning(self.collator)
         if not isinstance(shuffle, bool) and shuffle not in SHUFFLES:
             raise ConfigError("arguments", "shuffle", f"found {shuffle!r}, expected True, False, 'full' or 'block'")
+        self._finds_rank = rank is None and world_size is None
         found_rank, found_world_size = find_rank(rank, world_size)
         order = EpochOrder(
             num_samples=len(reader),
@@ -159,6 +167,11 @@ class MultimodalLoader:
             even_batches=even_batches,
         )
         self._delivered = 0
+        self._is_used = False  # whether the next iteration is of the next epoch
+        if drop_last and len(reader) and not self.plan.count():
+            step = f"batch_size {batch_size} on {found_world_size} ranks" if found_world_size > 1 else "batch_size"
+            message = f"drop_last leaves out all {len(reader):,} samples: they are fewer than {step} takes"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
         self._current: weakref.ref[BatchIterator] | None = None
 
     # --- the epoch ----------------------------------------------------------------------------------------------------
@@ -169,11 +182,11 @@ class MultimodalLoader:
         return self.plan.order.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; does nothing if the loader is in that epoch already.
+        """Go to the start of an epoch; after `load_state_dict`, stay in the loaded epoch where that is the same.
 
         So a training loop may call it before every epoch, and continues within one after `load_state_dict`.
         """
-        if epoch != self.epoch:
+        if epoch != self.epoch or self._is_used:
             self._move(replace(self.plan.order, epoch=epoch), 0)
 
     def rewind(self) -> None:
@@ -188,13 +201,31 @@ class MultimodalLoader:
         self._current = None
         self.plan = replace(self.plan, order=order)
         self._delivered = delivered
+        self._is_used = False
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
         return self.plan.count()
 
     def __iter__(self) -> BatchIterator:
-        """The batches of the epoch from the loader's position on; an iteration in progress ends."""
+        """The batches of the next epoch, or those after a loaded state; an iteration in progress ends.
+
+        Raises:
+            ConfigError: the loader was made before this process had its rank.
+        """
+        if self._is_used:
+            self._move(replace(self.plan.order, epoch=self.epoch + 1), 0)
+        return self.iterate_on()
+
+    def iterate_on(self) -> BatchIterator:
+        """As `__iter__`, but from the loader's position on: an epoch that was left early is continued."""
+        if self._finds_rank:
+            rank, world_size = find_rank(None, None)
+            if world_size > 1 and (rank, world_size) != (self.plan.rank, self.plan.world_size):
+                made = f"the loader was made as rank {self.plan.rank} of {self.plan.world_size}"
+                advice = "make it after the process group is initialized, or give it rank and world_size"
+                detail = f"{made}, and this process is rank {rank} of {world_size}: {advice}"
+                raise ConfigError("environment", "rank, world_size", detail)
         self._move(self.plan.order, self._delivered)
         iterator = BatchIterator(self)
         self._current = weakref.ref(iterator)
@@ -258,13 +289,15 @@ class MultimodalLoader:
             if own is not None:
                 own.close()
 
-        steps = zip(count(), self.plan.steps(self._delivered))
+        worker, num_workers = torch_worker()
+        steps = islice(zip(count(), self.plan.steps(self._delivered)), worker, None, num_workers)
         tasks = (partial(maker.make, number, step) for number, step in steps)
         return Prefetch(tasks, threads=readers, depth=self._prefetch + readers, on_end=end)
 
     def _deliver(self, made: Made) -> None:
         """Count a batch that is yielded."""
         self._delivered = made.stop
+        self._is_used = True
         self.num_damaged += len(made.damaged)
         self.damaged.extend(made.damaged[: MAX_REPORTED - len(self.damaged)])
 
@@ -349,6 +382,12 @@ class BatchIterator(Iteration):
     def _end(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
+
+
+def _check_callable(key: str, value: object, expected: str) -> None:
+    """Refuse, with `ConfigError`, an argument that cannot be called."""
+    if value is not None and not callable(value):
+        raise ConfigError("arguments", key, f"found {describe(value)}, expected {expected}")
 
 
 def _choose_names(reader: BatchSource, modalities: Sequence[str] | None, collator: Collate) -> tuple[str, ...]:

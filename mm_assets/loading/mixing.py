@@ -7,6 +7,7 @@ next one begins.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from mm_assets.errors import ConfigError, LoaderError
 from mm_assets.loading.batches import BatchSource
 from mm_assets.loading.loader import BatchIterator, Iteration, MultimodalLoader
 from mm_assets.loading.order import hash_float
+from mm_assets.loading.plan import torch_worker
 from mm_assets.loading.rules import check_integer
 
 __all__ = ["MixedIterator", "MixedLoader", "mix"]
@@ -48,10 +50,12 @@ def mix(
             raise ConfigError("arguments", f"sources.{name}", "expected a pair: a dataset or loader, and its weight")
     if options and all(isinstance(source, MultimodalLoader) for source, _ in sources.values()):
         raise ConfigError("arguments", next(iter(options)), "goes to loaders that are made here, and all are given")
-    loaders = {
-        name: source if isinstance(source, MultimodalLoader) else MultimodalLoader(source, seed=seed, **options)
-        for name, (source, _) in sources.items()
-    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a loader without batches is an error here
+        loaders = {
+            name: source if isinstance(source, MultimodalLoader) else MultimodalLoader(source, seed=seed, **options)
+            for name, (source, _) in sources.items()
+        }
     return MixedLoader(
         loaders, {name: weight for name, (_, weight) in sources.items()}, seed=seed, num_batches=num_batches
     )
@@ -60,8 +64,9 @@ def mix(
 class MixedLoader:
     """Batches of several loaders, by weight.
 
-    Iterating yields `num_batches` batches, or the rest of them after `load_state_dict` or a ``break``; the next
-    iteration continues after them. A batch that is a dict has its source's name as ``source``.
+    Each iteration yields `num_batches` batches, after `load_state_dict` the rest of them; the datasets continue in
+    their own epochs from one iteration to the next, also after a ``break``. A batch that is a dict has its source's
+    name as ``source``.
 
     Args:
         loaders: by name. Only this loader moves them: do not iterate over them directly.
@@ -108,6 +113,7 @@ class MixedLoader:
         self._num_batches = num_batches
         self._epoch = 0
         self._step = 0
+        self._is_used = False  # whether the next iteration begins another sequence
         self._current: weakref.ref[MixedIterator] | None = None
 
     def __len__(self) -> int:
@@ -116,7 +122,7 @@ class MixedLoader:
 
     @property
     def epoch(self) -> int:
-        """How many times `num_batches` batches have been yielded."""
+        """How many iterations have ended."""
         return self._epoch
 
     def choose(self, epoch: int, step: int) -> str:
@@ -128,15 +134,29 @@ class MixedLoader:
         """The source of the next batch; None at the end, which is where the next iteration begins."""
         if self._step < self._num_batches:
             return self.choose(self._epoch, self._step)
-        self._epoch, self._step = self._epoch + 1, 0
+        self._move(self._epoch + 1, 0)
         return None
 
     def _deliver(self) -> None:
         self._step += 1
+        self._is_used = True
+
+    def _move(self, epoch: int, step: int) -> None:
+        self._epoch, self._step, self._is_used = epoch, step, False
 
     def __iter__(self) -> MixedIterator:
-        """The batches from the position on; an iteration in progress ends."""
+        """The batches of the next iteration, or those after a loaded state; an iteration in progress ends.
+
+        Raises:
+            LoaderError: in one of several workers of torch's DataLoader, each of which would yield all batches.
+        """
+        _, num_workers = torch_worker()
+        if num_workers > 1:
+            detail = f"found one of {num_workers} worker processes, expected at most one: each would yield all batches"
+            raise LoaderError(f"{detail}. Loaders read ahead in threads: iterate in the main process")
         self._end_current()
+        if self._is_used:
+            self._move(self._epoch + 1, 0)
         iterator = MixedIterator(self, self._loaders)
         self._current = weakref.ref(iterator)
         return iterator
@@ -182,7 +202,7 @@ class MixedLoader:
         self._end_current()
         for name, loader in self._loaders.items():
             loader.load_state_dict(state["loaders"][name])
-        self._epoch, self._step = state["epoch"], state["step"]
+        self._move(state["epoch"], state["step"])
 
 
 class MixedIterator(Iteration):
@@ -208,7 +228,7 @@ class MixedIterator(Iteration):
         """The next batch of a source, of its next epoch where one has ended."""
         for _ in range(2):
             if name not in self._iterators:
-                self._iterators[name] = iter(self._loaders[name])
+                self._iterators[name] = self._loaders[name].iterate_on()
             try:
                 return next(self._iterators[name])
             except StopIteration:

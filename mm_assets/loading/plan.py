@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from mm_assets.errors import ConfigError
 from mm_assets.loading.order import EpochOrder
 
-__all__ = ["EpochPlan", "Step", "find_rank"]
+__all__ = ["EpochPlan", "Step", "find_rank", "torch_worker"]
 
 # Positions whose samples are computed together: an order costs some 100 us a call and 50 ns a position. Blocks that
 # fit the processor's cache are the fastest, by a factor of four.
@@ -104,33 +105,121 @@ class EpochPlan:
         return rows, valid
 
 
+def torch_worker() -> tuple[int, int]:
+    """This process's number among the workers of torch's DataLoader, and how many there are; 0 of 1 in no worker."""
+    data = sys.modules.get("torch.utils.data")  # a worker has imported it
+    info = None if data is None else data.get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+class _Launcher(NamedTuple):
+    """What tells processes their rank in the environment; of several variables for the size the first that is set."""
+
+    name: str
+    rank: str
+    sizes: tuple[str, ...]
+
+
+_TORCH = _Launcher("torch", "RANK", ("WORLD_SIZE",))
+_OPEN_MPI = _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",))
+_MPICH = _Launcher("MPICH", "PMI_RANK", ("PMI_SIZE",))
+_JAX = _Launcher("JAX", "JAX_PROCESS_ID", ("JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT"))
+_SLURM = _Launcher("SLURM", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))  # of the step, or of the job
+
+_Ranks = dict[str, tuple[int, int]]  # rank and number of ranks, by who says so
+
+
 def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """This process's rank and the number of ranks.
 
+    As given by the caller, else of the process group of torch.distributed or jax.distributed that has been initialized,
+    else of the launcher in the environment: torch, SLURM, Open MPI, MPICH or JAX; else 0 of 1. torchrun's ranks count
+    wherever it runs, and a launcher that was started in the tasks of SLURM may have more ranks than SLURM has tasks.
+
     Args:
-        rank: as given by the caller, with `world_size`; else torch.distributed's where it has been initialised, else
-            the environment's ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
-        world_size: likewise.
+        rank: from 0; with `world_size`.
+        world_size: number of ranks.
 
     Raises:
-        ConfigError: only one of the two is there, or they are not a rank and a number of ranks.
+        ConfigError: only one of the two is there; they are not a rank and a number of ranks; two sources disagree; or
+            this is the script of a SLURM job with several tasks, which only srun starts.
     """
-    where = "arguments"
-    found: tuple[object, object] = (rank, world_size)
-    if rank is None and world_size is None:
-        # An initialised one is imported already: torch is not imported to find out.
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            found = distributed.get_rank(), distributed.get_world_size()
-        else:
-            where = "environment"
-            found = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-            if found == (None, None):
-                return 0, 1
-    numbers = [_whole_number(value) for value in found]
+    if rank is not None or world_size is not None:
+        return _checked("arguments", "rank, world_size", rank, world_size)
+    groups = _process_groups()
+    launchers = _launchers()
+    found = groups or launchers
+    if set(groups.values()) == {(0, 1)} and any(size > 1 for _, size in launchers.values()):
+        found = groups | launchers  # each of many processes would take itself for the only one
+    if len(set(found.values())) > 1:
+        said = ", ".join(f"rank {number} of {size} ({name})" for name, (number, size) in found.items())
+        raise ConfigError("environment", "rank, world_size", f"found {said}; give the loader rank and world_size")
+    return next(iter(found.values()), (0, 1))
+
+
+def _process_groups() -> _Ranks:
+    """The ranks in process groups; a library that is not imported has none, and is not imported to find out."""
+    found: _Ranks = {}
+    torch = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        found["torch.distributed"] = _checked("environment", "torch", torch.get_rank(), torch.get_world_size())
+    jax = sys.modules.get("jax")
+    is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    if jax is not None and is_initialized is not None and is_initialized():
+        found["jax.distributed"] = _checked("environment", "jax", jax.process_index(), jax.process_count())
+    return found
+
+
+def _launchers() -> _Ranks:
+    """The ranks in the environment."""
+    found: _Ranks = {}
+    for launcher in (_TORCH, _OPEN_MPI, _MPICH, _JAX):
+        size_name = next((name for name in launcher.sizes if name in os.environ), launcher.sizes[0])
+        pair = os.environ.get(launcher.rank), os.environ.get(size_name)
+        if pair != (None, None):
+            found[launcher.name] = _checked("environment", f"{launcher.rank}, {size_name}", *pair)
+    if _TORCH.name in found and "TORCHELASTIC_RUN_ID" in os.environ:
+        return {_TORCH.name: found[_TORCH.name]}  # torchrun, whose agents any other launcher may have started
+    task = _slurm_task(is_alone=not found)
+    if task is None or any(_is_within(task, pair, name) for name, pair in found.items()):
+        return found
+    return found | {_SLURM.name: task}
+
+
+def _slurm_task(*, is_alone: bool) -> tuple[int, int] | None:
+    """This process's number among the tasks of a SLURM step; None in no step.
+
+    Raises:
+        ConfigError: the numbers are wrong, or nothing but SLURM says which rank this script of a job is.
+    """
+    if _SLURM.rank not in os.environ:
+        return None  # the shell of an allocation
+    sizes = [(name, os.environ[name]) for name in _SLURM.sizes if name in os.environ]
+    is_script = "SLURM_JOB_ID" in os.environ and not {"SLURM_STEP_ID", "SLURM_STEPID"} & os.environ.keys()
+    if is_script and (not sizes or not is_alone):
+        return None
+    name, size = sizes[0] if sizes else (_SLURM.sizes[-1], None)
+    task = _checked("environment", f"{_SLURM.rank}, {name}", os.environ[_SLURM.rank], size)
+    if is_script and task[1] > 1:
+        detail = f"this is the script of a job with {task[1]} tasks: start it with srun, or give rank and world_size"
+        raise ConfigError("environment", f"{_SLURM.rank}, {name}", detail)
+    return task
+
+
+def _is_within(task: tuple[int, int], pair: tuple[int, int], launcher: str) -> bool:
+    """Whether a launcher may have started this rank in a task of SLURM, as one of several in it."""
+    (rank, size), (number, count) = pair, task
+    if size <= count:
+        return False
+    # The daemons of mpirun are tasks of a step of their own, with other numbers than the nodes.
+    return launcher == _OPEN_MPI.name or (size % count == 0 and rank // (size // count) == number)
+
+
+def _checked(where: str, names: str, rank: object, world_size: object) -> tuple[int, int]:
+    """A rank and a number of ranks; `ConfigError` if they are not."""
+    numbers = [_whole_number(value) for value in (rank, world_size)]
     if numbers[0] is None or numbers[1] is None or not numbers[0] < numbers[1]:
-        names = "rank, world_size" if where == "arguments" else "RANK, WORLD_SIZE"
-        detail = f"found {found[0]!r} and {found[1]!r}, expected both, 0 <= rank < world size"
+        detail = f"found {rank!r} and {world_size!r}, expected both, 0 <= rank < world size"
         raise ConfigError(where, names, detail)
     return numbers[0], numbers[1]
 

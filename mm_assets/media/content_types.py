@@ -83,7 +83,7 @@ _BMP_HEADER_SIZES = (12, 40, 52, 56, 64, 108, 124)
 _NAMES: dict[str, str] = {
     extension: content_type
     for content_type, extensions in {
-        "image/jpeg": "jpg jpeg jpe jfif",
+        "image/jpeg": "jpg jpeg jpe jfif mpo",
         "image/png": "png apng",
         "image/gif": "gif",
         "image/webp": "webp",

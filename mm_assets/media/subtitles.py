@@ -1,31 +1,36 @@
 """Timed text files: SubRip (SRT), WebVTT and LRC lyrics become lists of segments, in the file's order.
 
 Times are read as whole milliseconds and divided once, so that each float in seconds stands for exactly one time of a
-file. Byte order marks, any line ends, missing indices and positions after the times are accepted. An unreadable line is
-a `MediaError` with its number; nothing is guessed or omitted.
+file. Byte order marks, any line ends, missing indices and positions after the times are accepted. WebVTT is read by its
+specification's parser, SRT as players read it: a cue whose times cannot be read costs that cue, which is reported with
+its line. A file without a readable cue is a `MediaError`.
 """
 
 from __future__ import annotations
 
 import html
 import re
-from itertools import groupby
+from collections.abc import Callable
 from typing import NamedTuple
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 
-__all__ = ["TimedSegment", "parse_subtitles", "without_markup"]
+__all__ = ["Report", "TimedSegment", "parse_subtitles", "without_markup"]
 
 # str.splitlines would also split at U+2028 and form feeds, which may be in a text.
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _ARROW = "-->"
 _INDEX = re.compile(r"\s*\d{1,9}\s*", re.ASCII)
-_SRT_TIME = r"(?:(\d{1,6}):)?([0-5]?\d):([0-5]?\d)[,.](\d{3})"
+_SRT_TIME = (
+    r"(?:(\d{1,6}):)?([0-5]?\d):([0-5]?\d)[,.](\d{3})"  # players differ on fewer digits: milliseconds, or tenths
+)
 _SRT_TIMES = re.compile(rf"\s*{_SRT_TIME}\s*-->\s*{_SRT_TIME}(?:\s.*)?", re.ASCII)
-_VTT_TIME = r"(?:(\d{2,6}):)?([0-5]\d):([0-5]\d)\.(\d{3})"
-_VTT_TIMES = re.compile(rf"\s*{_VTT_TIME}\s+-->\s+{_VTT_TIME}(?:\s.*)?", re.ASCII)
-_VTT_BLOCKS = ("NOTE", "STYLE", "REGION")
+_SRT_LIKE_TIMES = re.compile(r"\s*-?\d+:\d.*-->|.*-->\s*-?\d+:\d", re.ASCII)  # which dialogue with an arrow is not
+# https://www.w3.org/TR/webvtt1/#collect-a-webvtt-timestamp: hours have any number of digits, settings follow at once.
+_VTT_TIME = r"(?:(\d{1,6}):)?([0-5]\d):([0-5]\d)\.(\d{3})(?!\d)"
+_VTT_TIMES = re.compile(rf"\s*{_VTT_TIME}\s*-->\s*{_VTT_TIME}.*", re.ASCII)
+_VTT_BLOCKS = re.compile(r"(?:NOTE|STYLE|REGION)(?=\s|$)")
 _LRC_STAMP = re.compile(r"\s*\[(\d{1,6}):([0-5]?\d)(?:[.:](\d{1,3}))?\]", re.ASCII)
 _LRC_TAG = re.compile(r"\s*\[([A-Za-z#_][\w#-]{0,31}):([^\]]*)\]\s*")
 _LRC_LENGTH = re.compile(r"\s*(\d{1,6}):([0-5]?\d)(?:[.:](\d{1,3}))?\s*", re.ASCII)
@@ -50,33 +55,46 @@ class TimedSegment(NamedTuple):
     text: str
 
 
-def parse_subtitles(content: str | Buffer, *, strip_tags: bool = False) -> list[TimedSegment]:
+Report = Callable[[str], object]
+"""Called with each part of a file that is left out, as text."""
+
+
+def parse_subtitles(
+    content: str | Buffer, *, strip_tags: bool = False, report: Report = lambda _: None
+) -> list[TimedSegment]:
     r"""Read SRT, WebVTT or LRC, detected from the content; white space alone has no segments.
 
-    SRT and WebVTT: indices, identifiers, positions, notes, styles and regions are ignored. LRC: a line with several
-    stamps is sung several times, and segments are in order of time. There are only starts: a line ends where the next
-    later line starts, the last one at the ``[length:]`` tag or, without one, at its start. A stamp without text ends
-    the line before it, and is not a segment. A positive ``[offset:]`` (milliseconds) moves all lines to earlier times.
+    SRT and WebVTT: indices, identifiers, positions, notes, styles, regions and blank lines around a text are ignored.
+    Segments are in order of their starts, as players show them. A cue whose times cannot be read, or that ends before
+    its start, is left out, and so is text without times: each is reported. In SRT, a line with an arrow that does not
+    look like times is text. In WebVTT, a line with an arrow ends the cue before it.
+
+    LRC: a line with several stamps is sung several times, and segments are in order of time. There are only starts: a
+    line ends where the next later line starts, the last one at the ``[length:]`` tag or, without one, at its start. A
+    stamp without text ends the line before it, and is not a segment. A positive ``[offset:]`` (milliseconds) moves all
+    lines to earlier times.
 
     Args:
         content: the file's text, or its bytes in UTF-8 or in UTF-16 with a byte order mark.
         strip_tags: remove markup from the texts, such as ``<i>``, ``{\an8}`` and the word stamps of enhanced LRC, and
             resolve WebVTT's escapes such as ``&amp;``.
+        report: called with each cue and text of SRT or WebVTT that is left out.
 
     Raises:
-        MediaError: none of the three, or a damaged file; the message has the line. A time before 0, an end before its
-            start and a text without times are damage too.
+        MediaError: none of the three, SRT or WebVTT without one readable cue, SRT with text before its first cue, or
+            LRC with a damaged line; the message has the line. In LRC, a time before 0, an end before its start and a
+            text without times are damage too.
     """
     text = _text_of(content)
     if not text.strip():
         return []
     lines = _LINE_END.split(text)
     if text.startswith("WEBVTT"):
-        return _parse_vtt(lines, strip_tags)
+        return _parse_vtt(lines, strip_tags, report)
     if text.lstrip().startswith("["):
         return _parse_lrc(lines, strip_tags)
     if _ARROW in text:
-        return _parse_srt(lines, strip_tags)
+        return _parse_srt(lines, strip_tags, report)
     first = text.split(maxsplit=1)[0][:20]
     raise MediaError("<subtitles>", f"found a text that begins with {first!r}, expected SRT, WebVTT or LRC")
 
@@ -88,42 +106,110 @@ def without_markup(text: str, *, form: str) -> str:
     return html.unescape(_VTT_MARKUP.sub("", text)) if form == "vtt" else text
 
 
-def _parse_srt(lines: list[str], strip_tags: bool) -> list[TimedSegment]:
-    """A line of digits right above a time line is its index. Empty lines within a text are part of it."""
-    found = [number for number, line in enumerate(lines) if _ARROW in line]
-    heads = [number - 1 if number and _INDEX.fullmatch(lines[number - 1]) else number for number in found]
-    stray = next((number for number, line in enumerate(lines[: heads[0] if heads else None]) if line.strip()), None)
+def _parse_srt(lines: list[str], strip_tags: bool, report: Report) -> list[TimedSegment]:
+    """A line of digits above a time line is its index. Empty lines within a text are part of it."""
+    time_lines = [
+        number
+        for number, line in enumerate(lines)
+        if _ARROW in line and (_SRT_TIMES.fullmatch(line) or _SRT_LIKE_TIMES.match(line))
+    ]
+    heads = [_first_line_of(number, lines) for number in time_lines]
+    cues = _Cues("00:00:01,000 --> 00:00:02,500", _SRT_TIMES, report)
+    stray = next((n for n, line in enumerate(lines[: heads[0] if heads else None]) if line.strip()), None)
     if stray is not None:
-        raise _at(stray, lines[stray], "an index or a time line")
-    segments = []
-    for number, end in zip(found, [*heads[1:], len(lines)], strict=True):
-        start_ms, end_ms = _times_of(_SRT_TIMES, lines[number], number, "00:00:01,000 --> 00:00:02,500")
+        raise _at(stray, lines[stray], "an index or a time line")  # players do not take it for SRT either
+    for number, end in zip(time_lines, [*heads, len(lines)][1:], strict=True):
         text = _join_lines(lines[number + 1 : end])
-        segments.append(_segment(start_ms, end_ms, _SRT_MARKUP.sub("", text) if strip_tags else text))
-    return segments
+        cues.add(number, lines[number], _SRT_MARKUP.sub("", text) if strip_tags else text)
+    return cues.sorted()
 
 
-def _parse_vtt(lines: list[str], strip_tags: bool) -> list[TimedSegment]:
+def _first_line_of(number: int, lines: list[str]) -> int:
+    """The line of a cue's index, else its time line, which has this number; some files have empty lines between."""
+    above = number - 1
+    while above >= 0 and not lines[above].strip():
+        above -= 1
+    if above < 0 or not _INDEX.fullmatch(lines[above]):
+        return number
+    is_apart = above == 0 or not lines[above - 1].strip()
+    return above if above == number - 1 or is_apart else number
+
+
+def _parse_vtt(lines: list[str], strip_tags: bool, report: Report) -> list[TimedSegment]:
+    """Reads blocks by the specification, https://www.w3.org/TR/webvtt1/#collect-a-webvtt-block.
+
+    A block ends at an empty line, which has no white space either, and before a line with an arrow other than its first
+    or second. The header is a block that ends before any arrow.
+    """
     if not re.match(r"WEBVTT(?=\s|$)", lines[0]):
         raise _at(0, lines[0], "WEBVTT")
-    segments = []
-    (_, head), *blocks = _blocks(lines)
-    early = next((number for number, line in enumerate(head) if _ARROW in line), None)
-    if early is not None:
-        raise _at(early, head[early], "an empty line between the header and the first cue")
-    for first, block in blocks:
-        at = next((number for number, line in enumerate(block[:2]) if _ARROW in line), None)
-        if at is None:
-            if block[0].split(maxsplit=1)[0] in _VTT_BLOCKS:
-                continue
-            raise _at(first, block[0], "a cue with a time line")
-        start_ms, end_ms = _times_of(_VTT_TIMES, block[at], first + at, "00:01.000 --> 00:02.500")
-        inner = next((number for number, line in enumerate(block[at + 1 :], at + 1) if _ARROW in line), None)
-        if inner is not None:  # two cues without an empty line between them
-            raise _at(first + inner, block[inner], f"no {_ARROW} within a text")
-        text = "\n".join(block[at + 1 :])
-        segments.append(_segment(start_ms, end_ms, html.unescape(_VTT_MARKUP.sub("", text)) if strip_tags else text))
-    return segments
+    cues = _Cues("00:01.000 --> 00:02.500", _VTT_TIMES, report)
+    number = 1
+    while number < len(lines) and lines[number] and _ARROW not in lines[number]:
+        number += 1
+    while number < len(lines):
+        if not lines[number]:
+            number += 1
+            continue
+        first = number
+        is_cue = _ARROW in lines[first]
+        number += 1
+        if not is_cue and number < len(lines) and _ARROW in lines[number]:
+            is_cue = True
+            number += 1
+        times = number - 1
+        while number < len(lines) and lines[number] and _ARROW not in lines[number]:
+            number += 1
+        if is_cue:
+            text = _join_lines(lines[times + 1 : number])
+            cues.add(times, lines[times], html.unescape(_VTT_MARKUP.sub("", text)) if strip_tags else text)
+        elif lines[first].strip() and not _VTT_BLOCKS.match(lines[first]):
+            cues.omit(first, lines[first], "a cue with a time line")
+    return cues.sorted()
+
+
+class _Cues:
+    """The cues of a file that could be read, and what was left out.
+
+    Args:
+        example: a time line, for messages.
+        times: matches a time line.
+        report: called with what is left out.
+    """
+
+    def __init__(self, example: str, times: re.Pattern[str], report: Report) -> None:
+        self._expected = f"times such as {example}"
+        self._times = times
+        self._report = report
+        self._segments: list[TimedSegment] = []
+        self._first_error: MediaError | None = None
+
+    def add(self, number: int, line: str, text: str) -> None:
+        """Adds the cue of a time line, unless its times cannot be read."""
+        match = self._times.fullmatch(line)
+        if match is None:
+            self.omit(number, line, self._expected)
+            return
+        start_ms, end_ms = (
+            ((int(hours or 0) * 60 + int(minutes)) * 60 + int(seconds)) * 1000 + int(ms)
+            for hours, minutes, seconds, ms in (match.groups()[:4], match.groups()[4:])
+        )
+        if end_ms < start_ms:
+            self.omit(number, line, "an end at or after the start")
+        else:
+            self._segments.append(_segment(start_ms, end_ms, text))
+
+    def omit(self, number: int, line: str, expected: str) -> None:
+        """Reports a line that is left out, with what depends on it."""
+        error = _at(number, line, expected)
+        self._first_error = self._first_error or error
+        self._report(error.reason)
+
+    def sorted(self) -> list[TimedSegment]:
+        """The cues in order of their starts; the first error if there is no cue."""
+        if self._first_error is not None and not self._segments:
+            raise self._first_error
+        return sorted(self._segments, key=lambda segment: segment.start_seconds)
 
 
 def _parse_lrc(lines: list[str], strip_tags: bool) -> list[TimedSegment]:
@@ -190,26 +276,6 @@ def _segment(start_ms: int, end_ms: int, text: str) -> TimedSegment:
 
 def _at(number: int, line: str, expected: str) -> MediaError:
     return MediaError("<subtitles>", f"line {number + 1}: found {line.strip()[:60]!r}, expected {expected}")
-
-
-def _times_of(pattern: re.Pattern[str], line: str, number: int, example: str) -> tuple[int, int]:
-    match = pattern.fullmatch(line)
-    if match is None:
-        raise _at(number, line, f"times such as {example}")
-    first, second = (
-        ((int(hours or 0) * 60 + int(minutes)) * 60 + int(seconds)) * 1000 + int(ms)
-        for hours, minutes, seconds, ms in (match.groups()[:4], match.groups()[4:])
-    )
-    if second < first:
-        raise _at(number, line, "an end at or after the start")
-    return first, second
-
-
-def _blocks(lines: list[str]) -> list[tuple[int, list[str]]]:
-    """Runs of lines that are not empty, each with its first line's number."""
-    runs = groupby(enumerate(lines), key=lambda numbered: bool(numbered[1].strip()))
-    blocks = [list(run) for is_filled, run in runs if is_filled]
-    return [(block[0][0], [line for _, line in block]) for block in blocks]
 
 
 def _join_lines(lines: list[str]) -> str:

@@ -36,7 +36,7 @@ __all__ = ["Judge", "Mode", "Policy", "packable"]
 Policy = Literal["drop_row", "drop_sample", "keep", "fail"]
 Mode = Literal["full", "headers"]
 
-REASON = "undecodable"
+UNDECODABLE, REFUSED, OMITTED = "undecodable", "refused", "omitted"  # reasons in the table `undecodable`
 MAX_SAMPLE_BYTES = (1 << 32) - (1 << 24)  # MULT counts a sample in uint32; the rest is for headers and records
 THREADS = 2
 MAX_WAITING = 32  # items that are decoded, or wait for those before them
@@ -135,6 +135,7 @@ class Judge:
         self._is_composite = [modality.selector.take == "parts" for modality in plan.modalities]
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="judge")
         self._found: list[pa.RecordBatch] = []
+        self._faulty: list[pa.RecordBatch] = []
         self._left: list[_Left] = []
         self._numbers: Mapping[int, int] | range = {}  # of the rows that are left: before and after the others went
         self.num_judged = 0
@@ -152,8 +153,13 @@ class Judge:
         self._pool.shutdown(cancel_futures=True)
 
     def take_undecodable(self) -> list[pa.RecordBatch]:
-        """The items found since the last call, with `UNDECODABLE_SCHEMA`."""
+        """The undecodable items found since the last call, with `UNDECODABLE_SCHEMA`."""
         taken, self._found = self._found, []
+        return taken
+
+    def take_faulty(self) -> list[pa.RecordBatch]:
+        """The contents since the last call that their field refused or took in part, with `UNDECODABLE_SCHEMA`."""
+        taken, self._faulty = self._faulty, []
         return taken
 
     # --- the two steps ------------------------------------------------------------------------------------------------
@@ -176,13 +182,13 @@ class Judge:
             if self._policy == "fail":
                 raise _failure(block.rows, row, fault)
             if self._policy == "drop_row":
-                gone[row] = Drop(row, REASON, None, fault.detail)
+                gone[row] = Drop(row, UNDECODABLE, None, fault.detail)
             elif self._policy == "drop_sample":
                 placement = next(p for p in block.placements.values() if p.start <= row < p.stop)
-                gone[row] = Drop(row, REASON, None, fault.detail)
+                gone[row] = Drop(row, UNDECODABLE, None, fault.detail)
                 detail = f"dropped with its sample: {block.rows.member[row]}: {fault.detail}"
                 for other in range(placement.start, placement.stop):
-                    gone.setdefault(other, Drop(other, REASON, None, detail))
+                    gone.setdefault(other, Drop(other, UNDECODABLE, None, detail))
         self._note(table, block)
         every = range(block.rows.num_rows)
         self._numbers = {row: n for n, row in enumerate(r for r in every if r not in gone)} if gone else every
@@ -230,28 +236,27 @@ class Judge:
         return _Left(refused, heads, size)
 
     def _note(self, table: pa.Table, block: _Block) -> None:
-        """Adds the faults of a block to the table of them."""
-        numbers = sorted(block.faults)
-        if not numbers:
-            return
-        rows = block.rows
-        self.num_undecodable += len(numbers)
-        refs = table.column("source_ref").take(numbers).to_pylist()
-        found = [
-            (
-                *(column[row] for column in (rows.sample_id, rows.position, rows.modality, rows.member)),
-                ref,
-                rows.content_type[row],
-                block.faults[row].modality,
-                REASON,
-                block.faults[row].detail,
-                self._policy,
-            )
-            for row, ref in zip(numbers, refs, strict=True)
-        ]
-        columns = zip(*found, strict=True)
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, UNDECODABLE_SCHEMA.types, strict=True)]
-        self._found.append(pa.RecordBatch.from_arrays(arrays, schema=UNDECODABLE_SCHEMA))
+        """Adds the faults of a block to the table of them, and the contents that are packed in spite of a fault."""
+        self.num_undecodable += len(block.faults)
+        faults = [(row, UNDECODABLE, fault, self._policy) for row, fault in sorted(block.faults.items())]
+        kept = [(row, reason, fault, "keep") for row, reason, fault in self._kept(block)]
+        for noted, batches in ((faults, self._found), (kept, self._faulty)):
+            if noted:
+                batches.append(_batch_of(table, block.rows, noted))
+
+    def _kept(self, block: _Block) -> Iterator[tuple[int, str, _Fault]]:
+        """The rows that a field refused or took in part, with the reason; of a value in the JSON the metadata row."""
+        placer = self._placer
+        for placement in block.placements.values():
+            for item in placement.items.get(placer.rest, ()) if placer.rest is not None else ():
+                if item.row in placement.unfit and item.row not in block.faults:
+                    yield item.row, REFUSED, _Fault(*placement.unfit[item.row][:2])
+            head = next(filter(block.rows.is_metadata, range(placement.start, placement.stop)), placement.start)
+            for taker, detail in placement.without.items():
+                yield head, REFUSED, _Fault(placer.names[taker], detail)
+            for row, taker, omissions in placer.omissions(block.rows, placement):
+                more = f"; and {len(omissions) - 1:,} more" if len(omissions) > 1 else ""
+                yield head if row is None else row, OMITTED, _Fault(placer.names[taker], f"{omissions[0]}{more}")
 
     # --- judging ------------------------------------------------------------------------------------------------------
 
@@ -416,6 +421,26 @@ def packable(plan: PackPlan) -> Callable[..., Iterable[Drop]]:
             yield from judge.packable(table)
 
     return judge
+
+
+def _batch_of(table: pa.Table, rows: BlockRows, noted: Sequence[tuple[int, str, _Fault, str]]) -> pa.RecordBatch:
+    """Rows of a block as rows of the table `undecodable`, each with reason, fault and action."""
+    refs = table.column("source_ref").take([row for row, *_ in noted]).to_pylist()
+    found = [
+        (
+            *(column[row] for column in (rows.sample_id, rows.position, rows.modality, rows.member)),
+            ref,
+            rows.content_type[row],
+            fault.modality,
+            reason,
+            fault.detail,
+            action,
+        )
+        for (row, reason, fault, action), ref in zip(noted, refs, strict=True)
+    ]
+    columns = zip(*found, strict=True)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, UNDECODABLE_SCHEMA.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=UNDECODABLE_SCHEMA)
 
 
 def _task(taker: int, rows: Iterable[int], made: Field, payload: Encoded) -> _Task:

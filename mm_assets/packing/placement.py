@@ -198,6 +198,9 @@ class Placer:
         self.rest = plan.special("rest")
         self.listing = plan.special("listing")
         self._item_fields = [made.item_field or made for made in self.fields]
+        self._omitting = [  # the others need not read their values once more
+            number for number, made in enumerate(self._item_fields) if type(made).omissions is not Field.omissions
+        ]
         self._has_composites = any(modality.selector.take == "parts" for modality in plan.modalities)
         self._selectors = [
             (number, part, selector)
@@ -248,6 +251,19 @@ class Placer:
     def value(self, number: int, modality: str, content: memoryview) -> Any:
         """The value that `content` of a row is for the field of packed modality `number`; `EncodeError` if none."""
         return self._item_fields[number].from_text(content) if modality == "text" else content
+
+    def omissions(self, rows: BlockRows, placement: Placement) -> Iterator[tuple[int | None, int, Sequence[str]]]:
+        """What fields leave out of the values of a sample: row, or None for a value, packed modality, each part."""
+        for taker in self._omitting:
+            for item in placement.items.get(taker, ()) if taker not in placement.values else ():
+                content = rows.content(item.row)
+                if content is None:
+                    continue
+                value = self.value(taker, rows.modality[item.row], content)
+                if found := self._item_fields[taker].omissions(value):
+                    yield item.row, taker, found
+            if taker in placement.values and (found := self.fields[taker].omissions(placement.values[taker])):
+                yield None, taker, found
 
     def keeps(self, number: int, part: str) -> bool:
         """Whether the content of a row is stored as it is, byte for byte."""

@@ -38,6 +38,8 @@ __all__ = [
     "CHAIN",
     "DROPPED",
     "FILTERED_ROWS",
+    "KEPT_OMITTED",
+    "KEPT_REFUSED",
     "KEPT_UNDECODABLE",
     "MANIFEST",
     "MATERIALIZED_ROWS",
@@ -60,7 +62,8 @@ __all__ = [
     "summary_numbers",
 ]
 
-MISSING_END, KEPT_UNDECODABLE = f"{KEPT}.missing_end", f"{KEPT}.undecodable"  # as `rows.columns.NO_COLUMN`
+MISSING_END = f"{KEPT}.missing_end"  # as `rows.columns.NO_COLUMN`
+KEPT_UNDECODABLE, KEPT_REFUSED, KEPT_OMITTED = (f"{KEPT}.{reason}" for reason in ("undecodable", "refused", "omitted"))
 PACKED_FOLDER = "packed"  # of the packed files of both formats, below the dataset's folder
 
 
@@ -305,7 +308,7 @@ FILTERED_ROWS = Stage(
     name="filtered_rows",
     description=(
         "The rows that the filters keep, with the annotators' columns; the others are in `dropped`, with the reason, "
-        "and media that do not decode in `undecodable`."
+        "and media that do not decode, or contents with another fault, in `undecodable`."
     ),
     kinds=frozenset({"parquet"}),
     upstream=(MATERIALIZED_ROWS,),

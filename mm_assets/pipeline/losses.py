@@ -2,10 +2,10 @@
 
 An item is of one of four kinds. *Lost* are the partitions that failed, what became no row (`rejects`, salvaged damage
 among it) and the rows that the pipeline could not keep, such as undecodable media. *Dropped* are the rows that declared
-filters removed. *Kept* is what is published in spite of a fault: undecodable media under ``on_undecodable: keep``, JSON
-keys without a column, values that do not fit their column, tars without an end. *Harmless* are rejects that cannot have
-been data. Of a partition that failed, the tables of the stages after the failure do not hold what the shard has, and
-are not read.
+filters removed. *Kept* is what is published in spite of a fault: undecodable media under ``on_undecodable: keep``,
+contents that their field refuses or takes in part, JSON keys without a column, values that do not fit their column,
+tars without an end. *Harmless* are rejects that cannot have been data. Of a partition that failed, the tables of the
+stages after the failure do not hold what the shard has, and are not read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from mm_assets.pipeline.chain import (
     CHAIN,
     DROPPED,
     FILTERED_ROWS,
+    KEPT_OMITTED,
+    KEPT_REFUSED,
     KEPT_UNDECODABLE,
     MATERIALIZED_ROWS,
     MISSING_END,
@@ -100,7 +102,7 @@ _DROPPED = _PLACED.format(
 )
 _UNDECODABLE = _PLACED.format(  # of those that were dropped, `dropped` tells
     lost=_LISTED,
-    reason=f"'{KEPT_UNDECODABLE}'",
+    reason=f"'{KEPT}.' || lost.reason",
     detail="field || ': ' || detail",
     source_ref="source_ref",
     join=f"anti join {parquet_relation('$dropped')} using (sample_id, position, modality)",
@@ -187,6 +189,9 @@ _ADVICE = {  # by stage and the start of reason and detail, the longest that fit
     f"{FILTERED_ROWS.name}/decodable.": "repair or replace the item, or set on_undecodable",
     f"{FILTERED_ROWS.name}/{KEPT_UNDECODABLE}": "repair it: it is published, but no reader decodes it; "
     "on_undecodable: drop_row leaves it out",
+    f"{FILTERED_ROWS.name}/{KEPT_REFUSED}": "correct it, or give it a field in `pack` (docs/packing.md): it is "
+    "published, in the rest or the metadata",
+    f"{FILTERED_ROWS.name}/{KEPT_OMITTED}": "correct the file if that matters: the remainder of it is published",
 }
 
 
@@ -491,7 +496,7 @@ def _queries(dataset: DatasetStore, key: str, record: StageRecord) -> Iterator[_
 
     if any(name.startswith(f"{REJECTS.name}.") for name in record.counts):
         yield _REJECTS, {"table": path(REJECTS.name), "index": path(RAW_SHARDS.tables[0].name)}
-    if record.counts.get(KEPT_UNDECODABLE):
+    if any(record.counts.get(reason) for reason in (KEPT_UNDECODABLE, KEPT_REFUSED, KEPT_OMITTED)):
         yield _UNDECODABLE, {"table": path(UNDECODABLE.name), "dropped": path(DROPPED.name)}
     if any(name.startswith(f"{DROPPED.name}.") for name in record.counts):
         yield _DROPPED, {"table": path(DROPPED.name), "source": path(MATERIALIZED_ROWS.tables[0].name)}

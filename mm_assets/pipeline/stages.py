@@ -24,7 +24,6 @@ from mm_assets.packing.presets import chooses_preset
 from mm_assets.pipeline.chain import (
     DROPPED,
     FILTERED_ROWS,
-    KEPT_UNDECODABLE,
     MATERIALIZED_ROWS,
     MISSING_END,
     PACKED_FOLDER,
@@ -44,6 +43,7 @@ from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.columns import Kept, Origin
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import read_batches, sample_groups
+from mm_assets.rows.schema import KEPT
 from mm_assets.rows.user_columns import is_rare
 from mm_assets.sources.base import index_members, missing_end
 from mm_assets.sources.member import ShardDamage
@@ -227,20 +227,22 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
             judge,
             fetch=(lambda batches: _materialize(run, batches)) if spec.materialize == "write" else None,
         )
-        keeps = spec.on_undecodable == "keep"
-        gone: set[tuple[Any, ...]] = set()
-        faulty: set[tuple[Any, ...]] = set()
+        faulty: dict[str, set[tuple[Any, ...]]] = {}  # what is packed in spite of a fault, by reason
         with run.write(DROPPED) as dropped, run.write(UNDECODABLE) as undecodable, run.write() as kept:
 
             def write_losses() -> None:
-                for drop in stream.take_dropped():
+                for found in (*judge.take_undecodable(), *judge.take_faulty()):
+                    undecodable.write(found)
+                    for *identity, reason, action in _columns(found, *_IDENTITY, "field", "reason", "action"):
+                        if action == "keep":
+                            faulty.setdefault(f"{KEPT}.{reason}", set()).add(tuple(identity))
+                for drop in stream.take_dropped():  # what is dropped after it was judged
                     dropped.write(drop)
                     run.preview.observe_dropped(drop)
-                    if keeps:
-                        gone.update(_identities(drop))
-                for found in judge.take_undecodable():
-                    undecodable.write(found)
-                    faulty.update(_identities(found) if keeps else ())
+                    if faulty:
+                        gone = set(_columns(drop, *_IDENTITY))
+                        for reason, items in faulty.items():
+                            faulty[reason] = {item for item in items if item[:3] not in gone}
 
             for batch in stream:
                 kept.write(run.preview.observe(batch))
@@ -252,7 +254,7 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
             "judged": judge.num_judged,
             "undecodable": judge.num_undecodable,
             "content_bytes": run.preview.content_bytes,
-            **({KEPT_UNDECODABLE: len(faulty - gone)} if faulty - gone else {}),
+            **{reason: len(items) for reason, items in sorted(faulty.items()) if items},
         }
         notes = (*stream.notes, *_media_notes(judge, spec), *_unplaced_notes(judge, stream.counts, run))
         return counts, notes
@@ -274,9 +276,12 @@ def _limits(spec: DatasetSpec) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-def _identities(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """Sample, position and modality of each row."""
-    return zip(*(batch.column(name).to_pylist() for name in ("sample_id", "position", "modality")), strict=True)
+_IDENTITY = ("sample_id", "position", "modality")  # of a row
+
+
+def _columns(batch: pa.RecordBatch, *names: str) -> Iterator[tuple[Any, ...]]:
+    """The values of some columns, row by row."""
+    return zip(*(batch.column(name).to_pylist() for name in names), strict=True)
 
 
 TABLE_STAGES: Mapping[Stage, Callable[[PartitionWork], StageResult]] = {

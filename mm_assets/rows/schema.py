@@ -123,10 +123,12 @@ UNDECODABLE_SCHEMA: pa.Schema = pa.schema(
         required("action", pa.string()),
     ]
 )
-"""One row per media item that no reader can decode, whatever became of it.
+"""One row per media item that no reader can decode, whatever became of it, and per content packed with a fault.
 
-`field` is the packed modality that refused it or would hold it, `detail` its field's message, and `action` the policy
-that was applied: ``drop_row``, ``drop_sample`` or ``keep``.
+`field` is the packed modality that refused it or would hold it, `detail` its field's message. `reason` is
+``undecodable``, and `action` then the policy that was applied: ``drop_row``, ``drop_sample`` or ``keep``. Otherwise
+`action` is ``keep``, and `reason` ``refused``, of content in the rest and of a value of the JSON that is absent, or
+``omitted``, of content that its field takes in part. A row stands once for each `reason` and `field`.
 """
 
 _SCALARS: dict[str, pa.DataType] = {

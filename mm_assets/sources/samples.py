@@ -36,7 +36,7 @@ def _table(**extensions: str) -> dict[str, str]:
 
 
 MODALITY_OF_EXTENSION: Mapping[str, str] = _table(
-    image="jpg jpeg jpe jfif png gif webp bmp tif tiff jp2 j2k avif heic heif jxl ppm pgm pbm pnm ico tga",
+    image="jpg jpeg jpe jfif mpo png gif webp bmp tif tiff jp2 j2k avif heic heif jxl ppm pgm pbm pnm ico tga",
     text="txt caption cls csv json yaml yml srt vtt",
     audio=(
         "wav rf64 w64 flac mp3 mp2 ogg oga opus spx m4a m4b aac ac3 eac3 ec3 amr wma mka weba wv aif aiff aifc au snd "

@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import pickle
@@ -26,7 +27,7 @@ import mm_assets
 from mm_assets.dataset.manifest import FORMATS
 from mm_assets.display import KINDS, MAX_DATA, Content, value_item
 from mm_assets.errors import ConfigError, EncodeError, FormatError, LimitError
-from mm_assets.fields import FIELD_NAMES, FIELD_TYPES, Encoded, Field, field_from_config
+from mm_assets.fields import FIELD_NAMES, FIELD_TYPES, Encoded, Field, SequenceField, field_from_config
 
 __all__ = ["FieldSuite", "damaged", "flipped", "same"]
 
@@ -213,6 +214,39 @@ class FieldSuite:
                     assert dataset[0]["value"] is None
                     assert dataset[1]["value"] is None or same(dataset[1]["value"], self.cases[0][1])
 
+    def test_the_empty_value_is_like_the_others(self) -> None:
+        """The arrays of a value without elements have the dtype and rank of those in every value that has them."""
+        values = [self.field.decode(*self.field.encode(value)) for value, _ in self.cases]
+        for path, empty in _arrays_by_path(self.field.empty_value):
+            found = {
+                (array.dtype, array.ndim) for value in values for at, array in _arrays_by_path(value) if at == path
+            }
+            if len(found) == 1:  # otherwise the settings leave it open
+                assert found == {(empty.dtype, empty.ndim)}, path
+
+    def test_arrays_may_be_written_to(self, tmp_path: Path) -> None:
+        """However a value is read, in a sequence too, its arrays may be written to, and no two values share memory."""
+        fields = {"value": self.field}
+        if self.field.item_field is None:
+            fields["items"] = SequenceField(self.field)
+        values = [value for value, _ in self.cases for _ in range(2)]
+        with mm_assets.create(tmp_path / "x.mult", fields) as writer:
+            for number, value in enumerate(values):
+                sample = {"value": value, "items": [(0, value), (3, value)]}
+                writer.write(str(number), {name: sample[name] for name in fields})
+        every = range(len(values))
+        with mm_assets.open(tmp_path / "x.mult") as dataset:
+            read: list[Any] = [dataset[0], dataset[0], dataset[every], list(dataset), dataset.__getitems__(every)]
+            for name in fields:
+                read += [dataset.read_modality(name, [*every, 0], threads=2)]
+                read += [dataset.read_batch([*every, 0], [name], threads=threads)[name].values for threads in (0, 2)]
+            loader = mm_assets.MultimodalLoader(dataset, batch_size=2, shuffle=False, num_workers=2)
+            read += loader
+        arrays = [array for _, array in _arrays_by_path(read) if array.size]
+        assert all(array.flags.writeable for array in arrays)
+        spans = sorted(np.lib.array_utils.byte_bounds(array) for array in arrays)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "arrays share memory"
+
     def test_bad_configurations_are_refused(self) -> None:
         """An unknown setting or a wrong value is a ConfigError."""
         for config in [{"no_such_setting": 1}, *self.bad_configs]:
@@ -290,6 +324,21 @@ class FieldSuite:
         for value, _ in self.cases:
             if isinstance(value, bytes) and self.field.keeps_bytes:
                 assert bytes(self.field.encode(value).data) == value
+
+
+def _arrays_by_path(value: Any, path: tuple[Any, ...] = ()) -> Iterable[tuple[tuple[Any, ...], np.ndarray[Any, Any]]]:
+    """Yields the arrays in a value, however deep, each with the keys and attributes that lead to it."""
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, np.ndarray):
+        yield path, value
+    elif isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        parts = enumerate(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    for key, part in parts:
+        yield from _arrays_by_path(part, (*path, key))
 
 
 def _refuses(field: Field, value: Any, *, match: str = "expected") -> None:

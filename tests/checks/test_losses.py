@@ -176,3 +176,22 @@ def test_undecodable_media_are_accounted_for(partition, policy: str, table: str,
     undecodable(partition, policy)
     partition.spoil(table, change)
     assert "decodable" in partition.failed("filtered_rows", on_undecodable=policy)
+
+
+@pytest.mark.parametrize("reason", ["refused", "omitted"])
+def test_contents_with_another_fault_are_kept(partition, reason: str) -> None:
+    """A text with a fault is kept under any policy, once for each field; another action or a repeat is a violation."""
+    text = find(partition.read("materialized_rows").to_pylist(), modality="text")
+    item = {name: text[name] for name in ("sample_id", "position", "modality", "source_ref")}
+    item |= {"field": "words", "reason": reason, "detail": "line 3", "action": "keep"}
+    partition.spoil("undecodable", lambda rows: [item, {**item, "field": "subtitles"}])
+    assert partition.failed("filtered_rows", on_undecodable="drop_sample") == set()
+    for wrong in (
+        [item, item],
+        [{**item, "action": "drop_sample"}],
+        [{**item, "detail": ""}],
+        [{**item, "position": 9}],
+        [{**item, "reason": "undecodable"}],
+    ):
+        partition.spoil("undecodable", lambda rows, wrong=wrong: wrong)
+        assert "decodable" in partition.failed("filtered_rows", on_undecodable="drop_sample")

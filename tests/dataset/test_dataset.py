@@ -323,7 +323,7 @@ def test_a_file_of_an_unknown_schema(tmp_path):
     path = tmp_path / "x.mult"
     record = TextField().encode("t").metadata
     specs = [
-        ModalitySpec(name="new", type_id=2, metadata_size=8, type_name="TextField", config={"setting": 1}),
+        ModalitySpec(name="new", type_id=2, metadata_size=8, type_name="TextField", config={"required": ["setting"]}),
         ModalitySpec(name="wide", type_id=2, metadata_size=16, type_name="TextField"),
         ModalitySpec(name="unnamed", type_id=2, metadata_size=8),
         ModalitySpec(name="reserved", type_id=999, metadata_size=8),

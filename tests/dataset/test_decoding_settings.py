@@ -1,5 +1,6 @@
 """Settings that change how stored bytes decode, what a packed file may not set, and the page about reading."""
 
+import copy
 import dataclasses
 import gc
 import pickle
@@ -18,13 +19,15 @@ from mm_assets.dataset.writer import spec_of
 from mm_assets.errors import ConfigError, SchemaMismatchError
 from mm_assets.fields import (
     AudioField,
+    Document,
     DocumentField,
+    Field,
     ImageField,
     SequenceField,
     TextField,
     TokensField,
 )
-from mm_assets.formats import MultWriter
+from mm_assets.formats import MultWriter, Payload, convert
 from mm_assets.testing import same
 
 from .decoding import COUNT, FIELDS, SIZE, Slow, decoding_threads, picture, sample, write
@@ -192,6 +195,52 @@ def test_a_packed_file_brings_no_tokenizer(tmp_path, key):
             writer.write("a", {})
         with mm_assets.open(tmp_path / "x.mult") as dataset, pytest.raises(SchemaMismatchError, match="contains a tok"):
             dataset.read_batch([0], [name])
+
+
+PIXELS = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+LATER = [
+    (ImageField(), PIXELS, ()),
+    (TextField(), "text", ()),
+    (SequenceField(ImageField()), [(0, PIXELS), (3, PIXELS)], ("inner", "config")),
+    (DocumentField(), Document(pages=[PIXELS]), ("image",)),
+]
+
+
+def write_later(path: Path, field: Field, value: Any, place: tuple[str, ...], settings: dict[str, Any]) -> None:
+    """Writes one sample whose stored configuration has further settings, of the field or of an inner one."""
+    spec = spec_of("v", field)
+    config = copy.deepcopy(dict(spec.config))
+    within: Any = config
+    for key in place:
+        within = within[key]
+    within.update(settings)
+    with MultWriter(path, [dataclasses.replace(spec, config=config)]) as writer:
+        writer.write("a", {"v": Payload(*field.encode(value))})
+
+
+@pytest.mark.parametrize(("field", "value", "place"), LATER)
+def test_settings_of_a_later_release_are_ignored(tmp_path, caplog, field, value, place):
+    """A setting that is not known here is ignored, alone or in an inner field, and a warning names it."""
+    write_later(tmp_path / "x.mult", field, value, place, {"dither": "blue", "required": []})
+    with mm_assets.open(tmp_path / "x.mult") as dataset:
+        assert dataset.fields == {"v": field}
+        assert same(dataset[0]["v"], field.decode(*field.encode(value)))
+        assert dataset.schema["modalities"][0]["config"] != field.config
+    assert "are ignored: dither" in caplog.text
+    convert(tmp_path / "x.mult", tmp_path / "y.mstr")
+    with mm_assets.open([tmp_path / "x.mult"]) as one, mm_assets.open(tmp_path / "y.mstr") as other:
+        assert one.schema["modalities"][0]["config"] == other.schema["modalities"][0]["config"]
+
+
+@pytest.mark.parametrize(("field", "value", "place"), LATER)
+@pytest.mark.parametrize("required", [["dither"], ["gone"], "dither", [1]])
+def test_a_required_setting_is_never_ignored(tmp_path, field, value, place, required):
+    """If a file says that decoding depends on an unknown setting, the modality has its raw bytes only."""
+    write_later(tmp_path / "x.mult", field, value, place, {"dither": "blue", "required": required})
+    with mm_assets.open(tmp_path / "x.mult") as dataset:
+        with pytest.raises(SchemaMismatchError, match="required"):
+            dataset[0]
+        assert bytes(dataset.read_raw([0])["v"][0] or b"") == bytes(field.encode(value).data)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """Payloads in their place, read in parts; and ids searched as they are stored."""
 
 import itertools
+import os
+import pickle
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +80,28 @@ def test_a_payload_outlives_its_dataset_and_notices_damage(dataset: mm_assets.Da
         file.write(bytes([before[3] ^ 1]))
     assert not payload.is_whole()
     dataset.close()
+
+
+def test_a_payload_never_reads_another_file(dataset: mm_assets.Dataset, tmp_path: Path) -> None:
+    """After `close`, stored payloads read their own file, whichever files are opened meanwhile, and free it at last."""
+    stored = [payload for row in dataset.stored(range(40)).values() for payload in row if payload is not None]
+    expected = [payload.read(0, payload.size) for payload in stored]
+    name = stored[0].source.name
+    dataset.close()
+    (tmp_path / "other").write_bytes(b"z" * (1 << 20))
+    with ExitStack() as stack:
+        for _ in range(8):  # take the descriptors' numbers
+            stack.enter_context(open(tmp_path / "other", "rb"))
+        assert [payload.read(0, payload.size) for payload in stored] == expected
+        assert all(payload.is_whole() for payload in stored)
+        again = pickle.loads(pickle.dumps(stored[0]))
+        assert again.read(0, again.size) == expected[0]
+    Path(name).write_bytes(b"")
+    with pytest.raises(FormatError, match="truncated"):
+        stored[0].read(0, stored[0].size)
+    if os.path.isdir("/proc/self/fd"):
+        del stored, again
+        assert name not in {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
 
 
 def test_wrong_names_and_indices_are_refused(dataset: mm_assets.Dataset) -> None:

@@ -15,6 +15,7 @@ import pytest
 import tifffile
 from PIL import Image, ImageCms, ImageOps
 
+import mm_assets
 from mm_assets.errors import ConfigError, EncodeError, FormatError, LimitError, MissingExtraError
 from mm_assets.fields import DocumentField, ImageField, ImageTextPairField, SequenceField, field_from_config
 from mm_assets.fields.image_color import conversion_of
@@ -103,6 +104,27 @@ def test_colours_of_a_profile_become_srgb(codec):
     grey = decoded(ImageField(channels=1), data)
     expected = np.asarray(Image.fromarray(converted).convert("L"))
     assert np.abs(grey[:, :, 0].astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("codec", ["PNG", "JPEG", "WEBP", "TIFF"])
+def test_a_profile_gives_the_same_pixels_however_they_are_read(tmp_path, codec, channels):
+    """Converted pixels are equal alone, in batches, threads, sequences and the loader, and may be written to."""
+    data = image_file(
+        Image.fromarray(COLOUR), codec, icc_profile=SWAPPED, **({"quality": 95} if codec == "JPEG" else {})
+    )
+    field = ImageField(channels=channels, decode_size=COLOUR.shape[:2])
+    with mm_assets.create(tmp_path / "x.mult", {"image": field, "images": SequenceField(field)}) as writer:
+        for number in range(4):
+            writer.write(str(number), {"image": data, "images": [(1, data)]})
+    with mm_assets.open(tmp_path / "x.mult") as dataset:
+        read = [dataset[1]["image"], dataset[1]["images"][0][1]]
+        read += [dataset.read_batch(range(4), ["image"], threads=threads)["image"].values[2] for threads in (0, 3)]
+        read.append(next(iter(mm_assets.MultimodalLoader(dataset, ["image"], batch_size=4)))["image"][3])
+    expected = ImageField(channels=channels).decode(*ImageField(channels=channels).encode(data))
+    for pixels in (*read, expected):
+        np.testing.assert_array_equal(pixels, expected)
+        assert pixels.flags.writeable
 
 
 @pytest.mark.parametrize("codec", ["PNG", "JPEG"])

@@ -244,6 +244,25 @@ class DamageSuite:
         reader = self.reader(MemorySource(with_section(file.read_bytes(), 77, b"news")))
         assert reader.verify().ok
 
+    def test_damaged_sections_of_later_writers(self, file: Path) -> None:
+        """Sections of unknown kinds are verified: one that lacks its checksum, or ends after the file, is reported."""
+        whole = with_section(file.read_bytes(), 77, b"news")
+        ptr, _ = sections_of(whole)[77]
+        report = self.reader(MemorySource(whole[:ptr] + b"newt" + whole[ptr + 4 :])).verify()
+        assert ["section of unknown kind 77 does not have its checksum" in one.message for one in report.damage] == [
+            True
+        ]
+        data = file.read_bytes()
+        at = struct.unpack_from("<Q", data, 4064 if data[:4] == b"MSTR" else len(data) - 32)[0]
+        count = struct.unpack_from("<I", data, at)[0]
+        entries = [struct.unpack_from("<IIQQ", data, at + 8 + 24 * k) for k in range(count)]
+        overlapping = [(79, 0, 0, len(data))] * 3
+        report = self.reader(MemorySource(with_table(data, table_of([*entries, *overlapping])))).verify()
+        assert report.damage[-1].message == "sections of unknown kinds are larger than the file"
+        for beyond in ((78, 0, 2**64 - 8, 16), (78, 0, 0, 2**63)):
+            report = self.reader(MemorySource(with_table(data, table_of([*entries, beyond])))).verify()
+            assert ["section of unknown kind 78 ends after the file" in one.message for one in report.damage] == [True]
+
     def test_same_name_hash(self, file: Path) -> None:
         """A head that describes two modalities by one hash is refused."""
         data = bytearray(without_tail(file.read_bytes()))

@@ -3,6 +3,7 @@
 import gc
 import pickle
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets import MultimodalCollator, Ragged
+import mm_assets
+from mm_assets import MultimodalCollator, MultimodalLoader, Ragged
 from mm_assets.dataset.decoding import Batch
 from mm_assets.errors import CollateError, ConfigError
+from mm_assets.fields import (
+    AudioField,
+    DepthField,
+    Field,
+    ImageField,
+    NDArrayField,
+    ScalarField,
+    TimeSeriesField,
+    TokensField,
+)
 from mm_assets.loading.collate import as_tensors
 
 
@@ -119,6 +131,52 @@ def test_ragged_rows_are_the_values(sizes: list[int | None]) -> None:
     with pytest.raises(IndexError, match=f"of {len(values)}"):
         ragged[len(values)]
     assert repr(ragged).startswith(f"Ragged({len(values)} rows")
+
+
+SPARSE_FIELDS: dict[str, tuple[Field, Any]] = {
+    "tokens": (TokensField(decoded="int32"), [1, 2, 3]),
+    "array": (NDArrayField(dtype="float64", shape=[None, 2, None]), np.ones((3, 2, 4))),
+    "image": (ImageField(encoding="png"), np.zeros((2, 3, 1), np.uint8)),
+    "fixed": (ImageField(encoding="png", size=(4, 5), channels=3), np.zeros((4, 5, 3), np.uint8)),
+    "depth": (DepthField(dtype="uint16"), np.zeros((2, 3), np.uint16)),
+    "audio": (AudioField(decoded="int16"), (np.zeros((5, 2), np.int16), 8000)),
+    "series": (TimeSeriesField(dtype="int8"), (np.arange(3.0), np.ones((3, 2), np.int8))),
+    "number": (ScalarField("int16"), 3),
+}
+SPARSE_SOURCES = [
+    *(name for name in SPARSE_FIELDS if name not in ("audio", "series")),
+    "audio.samples",
+    "series.values",
+]
+
+
+@pytest.mark.parametrize("kind", ["stack", "pad", "ragged"])
+@pytest.mark.parametrize("dtype", [None, "float64"])
+@pytest.mark.parametrize("source", SPARSE_SOURCES)
+def test_a_batch_without_values_is_like_one_with_values(
+    tmp_path: Path, source: str, kind: str, dtype: str | None
+) -> None:
+    """Where no sample of a batch has a modality, its array keeps the dtype and rank that it has in other batches."""
+    name = source.partition(".")[0]
+    if name == "number" and kind != "stack":
+        return  # single numbers have no axis
+    field, value = SPARSE_FIELDS[name]
+    with mm_assets.create(tmp_path / "x.mult", {name: field}) as writer:
+        for number in range(4):
+            writer.write(str(number), {name: value if number < 2 else None})
+    collator = MultimodalCollator(
+        {"out": {"type": kind, "source": source, **({} if dtype is None else {"dtype": dtype})}}
+    )
+    with mm_assets.open(tmp_path / "x.mult") as data:
+        full, none = MultimodalLoader(data, batch_size=2, shuffle=False, collator=collator)
+    assert (full["present"]["out"].all(), none["present"]["out"].any()) == (True, False)
+    with_values, without = (one["out"].values if kind == "ragged" else one["out"] for one in (full, none))
+    assert (without.dtype, without.ndim) == (with_values.dtype, with_values.ndim)
+    assert not without.any()
+    if kind != "ragged":
+        assert len(without) == 2
+    if name == "fixed" and kind == "stack":
+        assert without.shape == with_values.shape
 
 
 def test_a_dtype_converts_and_decides_empty_batches() -> None:

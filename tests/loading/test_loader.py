@@ -2,13 +2,17 @@
 
 import inspect
 import os
+import sys
 import threading
+from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import mm_assets
 from mm_assets import Dataset, MultimodalCollator, MultimodalLoader
 from mm_assets.errors import ConfigError, LoaderError
 
@@ -232,6 +236,9 @@ def test_a_transforms_randomness_is_the_samples(data: Dataset) -> None:
         ({"modalities": ["text"], "collator": MultimodalCollator({"image": {}})}, "modalities"),
         ({"collator": MultimodalCollator({"index": {"source": "label"}})}, "index"),
         ({"pin_memory": True}, "pin_memory"),
+        ({"collator": {"image": {"type": "stack"}}}, "collator"),
+        ({"collator": [MultimodalCollator()]}, "collator"),
+        ({"transforms": {"text": "upper"}}, "transforms.text"),
     ],
 )
 def test_wrong_arguments_are_refused(data: Dataset, options: dict[str, Any], key: str) -> None:
@@ -293,8 +300,112 @@ def test_loaders_work_in_a_process_forked_during_reading(data: Dataset) -> None:
                 next(iterator)
             iterator.close()
             del iterator
-            status = 0 if len(indices_of(loader)) == COUNT - 5 else 2
+            status = 0 if len(indices_of(loader)) == COUNT else 2
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert len(list(iterator)) == 10
+
+
+def test_a_mapping_is_not_a_collator(data: Dataset) -> None:
+    """Rules in place of a collator are refused when the loader is made, with what takes them."""
+    with pytest.raises(ConfigError, match="dict of length 1, expected a MultimodalCollator"):
+        MultimodalLoader(data, collator={"image": {"stack": True}})  # type: ignore[arg-type]  # what is tested
+
+
+def test_dropping_everything_is_warned_of(data: Dataset) -> None:
+    """A loader whose `drop_last` leaves nothing warns when it is made; any other does not."""
+    with pytest.warns(
+        RuntimeWarning, match="drop_last leaves out all 53 samples: they are fewer than batch_size takes"
+    ):
+        assert list(MultimodalLoader(data, ["label"], 54, drop_last=True)) == []
+    with pytest.warns(RuntimeWarning, match="batch_size 14 on 4 ranks takes"):
+        MultimodalLoader(data, ["label"], 14, drop_last=True, rank=0, world_size=4)
+    assert len(MultimodalLoader(data, ["label"], 13, drop_last=True, rank=0, world_size=4)) == 1
+    assert len(MultimodalLoader(data.select([]), ["label"], 13, drop_last=True)) == 0
+
+
+# -- in other processes
+
+
+def workers(monkeypatch: pytest.MonkeyPatch, number: int, count: int) -> None:
+    """Makes this process look like a worker of torch's DataLoader."""
+    info = SimpleNamespace(id=number, num_workers=count)
+    monkeypatch.setitem(sys.modules, "torch.utils.data", SimpleNamespace(get_worker_info=lambda: info))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 20])
+def test_workers_of_torch_share_the_batches(data: Dataset, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Taken from the workers in turn, as torch does, the batches are those of a loader in no worker, each once."""
+
+    def loader() -> MultimodalLoader:
+        return MultimodalLoader(data, ["label"], 5, seed=3, num_workers=2, rank=1, world_size=2)
+
+    first = loader()
+    expected = [batch["index"].tolist() for batch in first]
+    expected_later = [batch["index"].tolist() for batch in first]
+    state = loader().state_dict() | {"delivered": 20}
+    shares, later, resumed = [], [], []
+    for number in range(count):
+        workers(monkeypatch, number, count)
+        one = loader()
+        shares.append([batch["index"].tolist() for batch in one])
+        later.append([batch["index"].tolist() for batch in one])
+        other = loader()
+        other.load_state_dict(state)
+        resumed.append([batch["index"].tolist() for batch in other])
+
+    def in_turn(shares: list[list[Any]]) -> list[Any]:
+        return [batch for batches in zip_longest(*shares) for batch in batches if batch is not None]
+
+    assert in_turn(shares) == expected
+    assert in_turn(later) == expected_later
+    assert in_turn(resumed) == expected[2:]
+
+
+def test_a_mix_is_refused_in_several_workers(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of several workers would yield the whole mix: it is an error that says where to iterate; one worker may."""
+    mixed = mm_assets.mix({"a": (data, 1)}, batch_size=20)
+    workers(monkeypatch, 0, 2)
+    with pytest.raises(LoaderError, match=r"one of 2 worker processes.*in the main process"):
+        iter(mixed)
+    workers(monkeypatch, 0, 1)
+    assert len(list(mixed)) == 3
+
+
+def test_a_rank_that_comes_later_is_noticed(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that was made before its process had a rank is refused, rather than read everything on every rank."""
+    loader = MultimodalLoader(data, ["label"], 10)
+    alone = MultimodalLoader(data, ["label"], 10, rank=0, world_size=1)
+    mixed = mm_assets.mix({"a": (MultimodalLoader(data, ["label"], 10), 1)})
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="made as rank 0 of 1, and this process is rank 1 of 2"):
+        iter(loader)
+    with pytest.raises(ConfigError, match="made as rank 0 of 1"):
+        next(iter(mixed))
+    assert len(list(alone)) == 6
+    here = MultimodalLoader(data, ["label"], 10)
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    assert len(list(here)) == 3  # in a process that was spawned for it
+
+
+class Stream:
+    """The batches of a loader, in any process; an `IterableDataset` once torch is there."""
+
+    def __init__(self, loader: MultimodalLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Any:
+        return iter(self.loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_real_iterable_dataset_has_each_batch_once(data: Dataset, num_workers: int) -> None:
+    """Through torch's DataLoader, with and without workers, the batches are the loader's own, in its order."""
+    loading = pytest.importorskip("torch.utils.data")
+    stream = type("IterableStream", (Stream, loading.IterableDataset), {})(MultimodalLoader(data, ["label"], 5, seed=3))
+    expected = [batch["index"].tolist() for batch in MultimodalLoader(data, ["label"], 5, seed=3)]
+    batches = loading.DataLoader(stream, batch_size=None, num_workers=num_workers)
+    assert [batch["index"].tolist() for batch in batches] == expected

@@ -136,23 +136,28 @@ def test_loaders_may_be_mixed_with_settings_of_their_own(data: dict[str, Dataset
         mix({"a": (loader, 1)}, batch_size=2)
 
 
-def test_a_mix_left_early_is_continued(data: dict[str, Dataset]) -> None:
-    """A break keeps the place; one iteration at a time; `with` closes."""
+def test_a_mix_left_early_draws_anew(data: dict[str, Dataset]) -> None:
+    """After a break the next loop is whole, unless a state is loaded; one iteration at a time; `with` closes."""
 
     def make() -> MixedLoader:
         return mix(sources(data, a=1, b=1), batch_size=4, num_batches=8, num_workers=2)
 
     mixed, expected = make(), told(make())
     found = told(islice(mixed, 3))
+    mixed.load_state_dict(mixed.state_dict())
     first = iter(mixed)
     found += told(islice(first, 2))
+    state = mixed.state_dict()
     second = iter(mixed)
     with pytest.raises(LoaderError, match="this iteration has ended"):
         next(first)
     with second as batches:
-        found += told(batches)
-    assert found == expected
+        again = [batch["source"] for batch in batches]
+    assert mixed.epoch == 2
+    assert again == [mixed.choose(1, step) for step in range(8)]
     assert list(second) == []
+    mixed.load_state_dict(state)
+    assert found + told(mixed) == expected
     with iter(mixed) as batches:
         next(batches)
     assert list(batches) == []

@@ -129,10 +129,9 @@ def test_ids_are_the_callers_own() -> None:
 
 @pytest.fixture
 def no_ranks(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
-    return monkeypatch
+    for name in ("torch.distributed", "jax"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return monkeypatch  # the environment is without ranks already
 
 
 def test_ranks_are_found(no_ranks: pytest.MonkeyPatch) -> None:
@@ -199,3 +198,111 @@ def test_a_wrong_environment_is_refused(rank: str | None, world_size: str | None
             no_ranks.setenv(name, value)
     with pytest.raises(ConfigError, match="environment: RANK, WORLD_SIZE"):
         find_rank(None, None)
+
+
+JOB = {"SLURM_JOB_ID": "7"}
+SRUN = {**JOB, "SLURM_STEP_ID": "0"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, (3, 8)),
+        ({**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 8)),
+        ({**SRUN, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "8"}, (1, 2)),
+        ({**JOB, "SLURM_NTASKS": "8"}, (0, 1)),  # the shell of an allocation
+        ({**JOB, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, (0, 1)),  # the script of a job of one task
+        ({**JOB, "SLURM_PROCID": "0"}, (0, 1)),
+        (MPIRUN, (1, 4)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, (2, 3)),
+        ({"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"}, (1, 2)),
+        ({"JAX_PROCESS_ID": "1", "JAX_PROCESS_COUNT": "2"}, (1, 2)),
+        ({"RANK": "1", "WORLD_SIZE": "4", **MPIRUN}, (1, 4)),
+        # torchrun in each of two tasks; mpirun in the script and in a step of a job; processes started by a task
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
+            (5, 8),
+        ),
+        ({**MPIRUN, **JOB, "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, (1, 4)),
+        ({**MPIRUN, **SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, (1, 4)),
+        ({"RANK": "5", "WORLD_SIZE": "8", **SRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (5, 8)),
+    ],
+)
+def test_launchers_tell_the_rank(
+    environment: dict[str, str], expected: tuple[int, int], no_ranks: pytest.MonkeyPatch
+) -> None:
+    """The variables of each launcher count, alone and where one launcher runs within another."""
+    for name, value in environment.items():
+        no_ranks.setenv(name, value)
+    assert find_rank(None, None) == expected
+    assert find_rank(0, 1) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
+            "rank 0 of 2 .torch.*1 of 2 .SLURM",
+        ),
+        ({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "0 of 1 .torch.*1 of 2 .SLURM"),
+        ({"RANK": "0", "WORLD_SIZE": "8", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "0 of 8 .torch.*1 of 2 .SLURM"),
+        ({"RANK": "0", "WORLD_SIZE": "4", **MPIRUN}, "0 of 4 .torch.*1 of 4 .Open MPI"),
+        ({**MPIRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "8"}, "1 of 4 .Open MPI.*1 of 8 .SLURM"),
+        ({**MPIRUN, "JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "4"}, "1 of 4 .Open MPI.*0 of 4 .JAX"),
+        ({**JOB, "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, "SLURM_PROCID, SLURM_NTASKS: .*start it with srun"),
+        ({"SLURM_PROCID": "1"}, "SLURM_PROCID, SLURM_NTASKS: found '1' and None"),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "2"}, "SLURM_PROCID, SLURM_NTASKS: found '2' and '2'"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE: found '0' and None"),
+        ({"JAX_PROCESS_COUNT": "2"}, "JAX_PROCESS_ID, JAX_PROCESS_COUNT: found None and '2'"),
+        ({"PMI_RANK": "x", "PMI_SIZE": "2"}, "PMI_RANK, PMI_SIZE: found 'x'"),
+    ],
+)
+def test_ranks_that_contradict_each_other_are_refused(
+    environment: dict[str, str], message: str, no_ranks: pytest.MonkeyPatch
+) -> None:
+    """Launchers that disagree, or one that says half, are an error that says who says what; arguments still count."""
+    for name, value in environment.items():
+        no_ranks.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        find_rank(None, None)
+    assert find_rank(3, 4) == (3, 4)
+
+
+def process_group(rank: int, world_size: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: rank,
+        get_world_size=lambda: world_size,
+    )
+
+
+def test_process_groups_tell_the_rank(no_ranks: pytest.MonkeyPatch) -> None:
+    """jax.distributed counts once it is initialized; it must agree with torch, and one process with no larger job."""
+    ready = {"is": False}
+    jax = SimpleNamespace(
+        distributed=SimpleNamespace(is_initialized=lambda: ready["is"]),
+        process_index=lambda: 1,
+        process_count=lambda: 2,
+    )
+    no_ranks.setitem(sys.modules, "jax", jax)
+    assert find_rank(None, None) == (0, 1)
+    no_ranks.setenv("SLURM_PROCID", "3")
+    no_ranks.setenv("SLURM_NTASKS", "4")
+    assert find_rank(None, None) == (3, 4)
+    ready["is"] = True
+    assert find_rank(None, None) == (1, 2)
+    no_ranks.setitem(sys.modules, "torch.distributed", process_group(1, 2))
+    assert find_rank(None, None) == (1, 2)
+    no_ranks.setitem(sys.modules, "torch.distributed", process_group(0, 2))
+    with pytest.raises(ConfigError, match=r"0 of 2 .torch.distributed.*1 of 2 .jax.distributed"):
+        find_rank(None, None)
+    ready["is"] = False
+    no_ranks.setitem(sys.modules, "torch.distributed", process_group(0, 1))
+    with pytest.raises(ConfigError, match=r"0 of 1 .torch.distributed.*3 of 4 .SLURM"):
+        find_rank(None, None)
+    no_ranks.setitem(sys.modules, "jax", SimpleNamespace())  # an early release has no way to ask
+    no_ranks.delenv("SLURM_PROCID")
+    assert find_rank(None, None) == (0, 1)

@@ -139,21 +139,51 @@ def test_epochs_follow_one_another(data: Dataset) -> None:
     assert indices_of(MultimodalLoader(data, ["label"], 10, shuffle=False)) == list(range(COUNT))
 
 
-def test_an_epoch_left_early_is_continued(data: Dataset) -> None:
-    """After a break the next loop continues after the last batch that was delivered; `rewind` goes back."""
-    loader = MultimodalLoader(data, ["label"], 10, num_workers=2)
-    found: list[int] = []
-    for batch in loader:
-        found += batch["index"].tolist()
-        if len(found) == 20:
-            break
-    loader.set_epoch(0)  # as a training loop does before every epoch: nothing happens within it
-    found += indices_of(loader)
-    assert sorted(found) == list(range(COUNT))
-    loader.set_epoch(0)
-    again = [batch["index"].tolist() for batch in islice(loader, 2)]
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_after_a_break_is_a_new_epoch(data: Dataset, num_workers: int) -> None:
+    """After a loop that is left early the next one is whole, of the next epoch or of the one that is set."""
+
+    def epoch(number: int) -> list[int]:
+        return indices_of(MultimodalLoader(data, ["label"], 10, epoch=number))
+
+    loader = MultimodalLoader(data, ["label"], 10, num_workers=num_workers)
+    for batches in (1, 3, 6):  # 6 are all of them, but not the end of the iteration
+        loader.set_epoch(0)
+        assert indices_of(islice(loader, batches)) == epoch(0)[: 10 * batches]
+        state = loader.state_dict()
+        assert loader.epoch == 0
+        assert indices_of(loader) == epoch(1)
+        loader.load_state_dict(state)
+        loader.set_epoch(0)  # as a training loop does before every epoch: it stays in the loaded one
+        assert indices_of(loader) == epoch(0)[10 * batches :]
+        assert indices_of(loader) == epoch(1)
+    assert indices_of(islice(loader, 2)) == epoch(2)[:20]
+    loader.set_epoch(2)
+    assert indices_of(loader) == epoch(2)
+    assert indices_of(islice(loader, 2)) == epoch(3)[:20]
     loader.rewind()
-    assert [batch["index"].tolist() for batch in islice(loader, 2)] == again
+    assert indices_of(loader) == epoch(3)
+    iter(loader)
+    assert indices_of(loader) == epoch(4)  # an iteration without a batch is not counted
+
+
+def test_an_error_within_an_epoch_can_be_retried(data: Dataset) -> None:
+    """After an error the state is before the batch that failed, so that loading it repeats that batch."""
+    calls: list[int] = []
+
+    def fail_once(value: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 25:
+            raise OSError("once")
+        return value
+
+    loader = MultimodalLoader(data, ["label"], 10, num_workers=0, transforms={"label": fail_once})
+    iterator = iter(loader)
+    found = [index for _ in range(2) for index in next(iterator)["index"].tolist()]
+    with pytest.raises(OSError, match="once"):
+        next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    assert sorted(found + indices_of(loader)) == list(range(COUNT))
 
 
 def test_ranks_are_found_in_the_environment(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

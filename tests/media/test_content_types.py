@@ -54,6 +54,7 @@ def test_magic_numbers(data, content_type):
     ("name", "content_type"),
     [
         ("a/b.c/x.JPG", "image/jpeg"),
+        ("x.mpo", "image/jpeg"),
         ("x.state.npy", "application/x-npy"),
         ("x.srt", "application/x-subrip"),
         ("x.tar.gz", "application/gzip"),

@@ -110,11 +110,8 @@ def test_nothing_has_no_segments(content):
         ("1\n00:00:03,000 --> 00:00:02,000\nx", "line 2.*at or after"),
         ("1\n00:00:01,5 --> 00:00:02,0\nx", "line 2"),
         ("hello\n00:00:01,000 --> 00:00:02,000\nx", "line 1"),
-        ("00:00:01,000 --> 00:00:02,000\nx\n\na --> b", "line 4"),
         ("WEBVTTX\n\n00:01.000 --> 00:02.000\nx", "line 1"),
-        ("WEBVTT\n00:01.000 --> 00:02.000\nx", "line 2"),
         ("WEBVTT\n\nonly an identifier\n", "line 3.*time line"),
-        ("WEBVTT\n\n00:01.000 --> 00:02.000\nx\n00:02.000 --> 00:03.000\ny", "line 5"),
         ("WEBVTT\n\n00:01,000 --> 00:02,000\nx", "line 3"),
         ("[00:01.00]a\nb", "line 2"),
         ("[00:61.00]a", "line 1"),
@@ -129,9 +126,51 @@ def test_nothing_has_no_segments(content):
     ],
 )
 def test_damage_is_named_with_its_line(content, where):
-    """What cannot be read is an error that says where it stands; nothing is guessed or left out."""
+    """A file that cannot be read at all is an error that has the line."""
     with pytest.raises(MediaError, match=where):
         parse_subtitles(content)
+
+
+A, B = (1.0, 2.0, "a"), (3.0, 4.0, "b")
+SRT_A, SRT_B = "1\n00:00:01,000 --> 00:00:02,000\na\n", "3\n00:00:03,000 --> 00:00:04,000\nb\n"
+VTT_A, VTT_B = "WEBVTT\n\n00:01.000 --> 00:02.000\na\n", "00:03.000 --> 00:04.000\nb\n"
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    ("content", "expected", "lines"),
+    [
+        (f"{SRT_A}from A --> B\n\n{SRT_B}", [(1.0, 2.0, "a\nfrom A --> B"), B], []),
+        (f"{SRT_A}-->\n\n{SRT_B}", [(1.0, 2.0, "a\n-->"), B], []),
+        (f"{SRT_A}\n2\n00:00:0x,000 --> 00:00:03,000\nlost\n\n{SRT_B}", [A, B], [6]),
+        (f"{SRT_A}\n2\n00:00:02,900 --> 00:00:02,500\nlost\n\n{SRT_B}", [A, B], [6]),
+        (f"{SRT_A}\n2\n00:00:61,000 --> 00:01:02,000\n{SRT_B}", [A, B], [6]),
+        (f"{SRT_A}\n2\n-00:00:01,000 --> 00:00:02,000\nlost\n\n{SRT_B}", [A, B], [6]),
+        (SRT_A.replace("1\n", "1\n\n", 1) + "\n" + SRT_B.replace("3\n", "3\n\n", 1), [A, B], []),
+        (f"{SRT_A}{SRT_B}", [A, B], []),
+        (f"{SRT_B}\n{SRT_A}", [A, B], []),
+        ("123:00:01,000 --> 123:00:02,000\na", [(442801.0, 442802.0, "a")], []),
+        ("00:01,000-->00:02.000 X1:1\na", [A], []),
+        (f"{VTT_A}from A --> B\nlost\n\n{VTT_B}", [A, B], [5]),
+        (f"{VTT_A}\nid\n00:02,000 --> 00:02,500\nlost\n\n{VTT_B}", [A, B], [7]),
+        (f"{VTT_A}\n00:02.900 --> 00:02.500\nlost\n\n{VTT_B}", [A, B], [6]),
+        (f"{VTT_A}\nnot a cue\nat all\n\n{VTT_B}", [A, B], [6]),
+        (f"{VTT_A}\nNOTE -\nSTYLE\n\nREGION\nid:r\n\nNOTE\n\n{VTT_B}", [A, B], []),
+        (f"{VTT_A}{VTT_B}", [A, B], []),
+        (f"{VTT_A}\n{VTT_B}".replace("WEBVTT\n\n", "WEBVTT title\n"), [A, B], []),
+        (f"{VTT_A}\n{VTT_B}".replace("WEBVTT\n\n", "WEBVTT\nKind: captions\n"), [A, B], []),
+        (f"{VTT_B}\n{VTT_A.partition('WEBVTT')[2]}".join(["WEBVTT\n\n", ""]), [A, B], []),
+        (f"{VTT_A} \n\n{VTT_B} \n", [A, B], []),
+        ("WEBVTT\n\n00:00.000 --> 00:01.000\n \nhello\n \nyou\n", [(0.0, 1.0, "hello\n \nyou")], []),
+        ("WEBVTT\n\n1:00:01.000-->100:00:02.000align:start\na", [(3601.0, 360002.0, "a")], []),
+        ("WEBVTT\n\n00:01.000 --> 00:02.000\n\n00:03.000 --> 00:04.000\nb", [(1.0, 2.0, ""), B], []),
+    ],
+)
+def test_a_fault_costs_one_cue(content, expected, lines, ends):
+    """Arrows in dialogue, damaged times and tight headers cost at most their own cue, and what is left out is named."""
+    reports = []
+    assert parse_subtitles("\ufeff" + content.replace("\n", ends), report=reports.append) == expected
+    assert [f"line {line}:" in report for line, report in zip(lines, reports, strict=True)] == [True] * len(lines)
 
 
 PIECES = st.sampled_from(
@@ -174,3 +213,28 @@ def test_milliseconds_survive_rounding(times):
     ]
     (segment,) = parse_subtitles(f"{' --> '.join(stamps)}\nx")
     assert [round(time * 1000) for time in segment[:2]] == times
+
+
+LINES = st.sampled_from(
+    ["a", "--> b", "a --> b", "10:00 or", "00:00:05,000", "1984 was", "<i>x</i>", "WEBVTT", "NOTE", "-"]
+)
+FAULTS = st.sampled_from(["00:00:0x,000 --> 00:00:01,000", "00:00:05,000 --> 00:00:04,000", "1:00 --> 2:00"])
+
+
+@given(st.lists(st.tuples(st.lists(LINES, min_size=1, max_size=3), st.none() | FAULTS), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=100)
+def test_readable_srt_cues_survive_any_faults(cues):
+    """Whatever dialogue says and whichever times are damaged, every readable SRT cue is read whole, at its time."""
+    times = [f"00:00:{number:02},000 --> 00:01:00,000" for number in range(len(cues))]
+    blocks = [
+        "\n".join([str(number), time if fault is None else fault, *text])
+        for number, (time, (text, fault)) in enumerate(zip(times, cues, strict=True))
+    ]
+    expected = [(float(n), 60.0, "\n".join(text)) for n, (text, fault) in enumerate(cues) if fault is None]
+    reports = []
+    if expected:
+        assert parse_subtitles("\n\n".join(blocks), report=reports.append) == expected
+        assert len(reports) == len(cues) - len(expected)
+    else:
+        with pytest.raises(MediaError, match="line 2"):
+            parse_subtitles("\n\n".join(blocks))

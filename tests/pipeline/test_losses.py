@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+import mm_assets
 from mm_assets.cli.main import main
 from mm_assets.errors import SourceError
 from mm_assets.orchestration.report import losses_table, stage_metadata
@@ -105,6 +106,62 @@ def test_faults_that_keep_nothing_back_are_items(faulty: Faulty) -> None:
     (lost,) = (loss for loss in listed.values() if loss.kind == "lost")
     assert (lost.reason, lost.member) == ("packable.unpackable_image", "2.jpg")
     assert len(listed) == 6
+
+
+SRT = b"1\n00:00:01,000 --> 00:00:02,000\nfrom A --> B\n"
+LATE = b"\n2\n00:00:04,000 --> 00:00:03,000\nlost\n"
+SUBTITLES = {
+    "good": SRT,
+    "part": SRT + LATE + LATE,
+    "bad": b"1\n00:00:0x,000 --> 00:00:02,000\nx\n",
+    "junk": b"junk --> ",
+}
+
+
+@pytest.mark.parametrize("on_undecodable", ["keep", "drop_sample"])
+def test_every_subtitle_file_with_a_fault_is_an_item(tmp_path: Path, on_undecodable: str) -> None:
+    """Each refused file of subtitles, each that lost a cue and each refused JSON value is listed."""
+    (tmp_path / "in").mkdir()
+    members: dict[str, bytes] = {}
+    for name, content in SUBTITLES.items():
+        words = b'{"n": 1, "words": [{"word": "a", "start": 2, "end": 1}]}' if name == "junk" else b'{"n": 2}'
+        members |= {f"{name}.json": words, f"{name}.jpg": jpeg(), f"{name}.srt": content}
+    places = write_tar(tmp_path / "in" / "s.tar", members)
+    selector = {"take": "json", "key": "words", "on_refused": "absent"}
+    fields = [
+        {"name": "subtitles", "field": "TimedTextField", "modality": "text"},
+        {"name": "words", "field": "TimedTextField", **selector},
+    ]
+    pack = {"preset": "generic", "fields": fields}
+    dataset, results = run_chain(declare(tmp_path / "root", tmp_path / "in", pack=pack, on_undecodable=on_undecodable))
+    listed = {(loss.sample_id, loss.reason, loss.modality): loss for loss in losses(dataset, ["s"])}
+    assert listed.keys() == {
+        ("part", "kept.omitted", "text"),
+        ("bad", "kept.refused", "text"),
+        ("junk", "kept.refused", "text"),
+        ("junk", "kept.refused", "metadata"),
+    }
+    assert "line 6: " in listed["part", "kept.omitted", "text"].detail
+    assert listed["part", "kept.omitted", "text"].detail.endswith("; and 1 more")
+    for (sample, _, modality), loss in listed.items():
+        member = f"{sample}.{'srt' if modality == 'text' else 'json'}"
+        assert (loss.member, (loss.byte_offset, loss.byte_size)) == (member, places[member])
+        assert loss.kind == "kept"
+    counts = results["s"][FILTERED_ROWS.name].record.counts
+    assert {name: count for name, count in counts.items() if name.startswith("kept.")} == {
+        "kept.omitted": 1,
+        "kept.refused": 3,
+    }
+    with mm_assets.open(dataset.store.path_of("manifest.json")) as packed:
+        read = {packed.sample_ids[i]: packed[i] for i in range(len(packed))}
+    cue = [(1.0, 2.0, "from A --> B")]
+    assert {name: sample["subtitles"] for name, sample in read.items()} == {
+        "good": cue,
+        "part": cue,
+        "bad": None,
+        "junk": None,
+    }
+    assert bytes(read["bad"]["rest"][0][1]) == SUBTITLES["bad"]
 
 
 PLACE = ("sample_id", "position", "modality", "member", "byte_offset", "byte_size")  # of an example, as far as known

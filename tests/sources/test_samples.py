@@ -49,9 +49,9 @@ def test_names_are_found_as_written_and_beside() -> None:
 
 def test_modalities() -> None:
     """Extensions count without case, the declaration goes first, and what is unknown is binary."""
-    shard = members_of("a.JPG", "a.Cls", "a.srt", "a.npy", "a.mid", "a.xyz", "a.rgb.bin", "a")
+    shard = members_of("a.JPG", "a.mpo", "a.Cls", "a.srt", "a.npy", "a.mid", "a.xyz", "a.rgb.bin", "a")
     kinds = [modality_of(m.extension, {"bin": "pointcloud"}) for m in shard.samples[0].members]
-    assert kinds == ["image", "text", "text", "array", "midi", "binary", "pointcloud", "binary"]
+    assert kinds == ["image", "image", "text", "text", "array", "midi", "binary", "pointcloud", "binary"]
     metadata = metadata_member(members_of("a.boxes.json", "a.JSON", "a.json").samples[0].members)
     assert metadata is not None
     assert metadata.member == "a.JSON"

@@ -8,6 +8,14 @@ given_up as (
     where filter = 'materialize' and modality = 'metadata'
 ),
 
+-- Whether declared filters alone dropped what an empty sample had.
+emptied as (
+    select sample_id, bool_and(filter not in ('materialize', 'packable', 'decodable', 'misaligned')) as by_filters
+    from dropped
+    where filter <> 'empty_sample'
+    group by sample_id
+),
+
 failed as (
     select sample_id
     from materialized_rows
@@ -40,8 +48,10 @@ judged as (
             when d.filter = 'decodable' and d.reason <> 'undecodable' then 'no such reason'
             when d.filter = 'misaligned' and d.reason not in ('boxes', 'timestamps', 'durations', 'spans')
                 then 'no such reason'
-            when d.filter = 'empty_sample' and (d.reason <> 'no_content_rows' or d.modality <> 'metadata')
-                then 'its sample had content'
+            when d.filter = 'empty_sample' and d.modality <> 'metadata' then 'its sample had content'
+            when d.filter = 'empty_sample'
+                and d.reason <> case when e.by_filters then 'all_filtered' else 'no_content_rows' end
+                then 'another reason emptied its sample'
             when d.filter in ('materialize', 'packable', 'decodable', 'misaligned', 'empty_sample')
                 and d.value is not null and exists (from known_filters) and d.reason <> 'sample_too_large' then 'no value decided'
             when d.filter in ('materialize', 'packable', 'decodable', 'misaligned', 'empty_sample') then null
@@ -56,6 +66,7 @@ judged as (
     from dropped as d
     left join materialized_rows as m using (sample_id, position, modality)
     left join known_filters as k using (filter)
+    left join emptied as e on e.sample_id = d.sample_id
     cross join materialize_mode
 )
 
