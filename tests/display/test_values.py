@@ -465,6 +465,7 @@ DTYPES = st.one_of(
 )
 
 
+@pytest.mark.nightly_examples(10_000)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_every_array_is_drawn(data: st.DataObject) -> None:

@@ -221,6 +221,7 @@ LINES = st.sampled_from(
 FAULTS = st.sampled_from(["00:00:0x,000 --> 00:00:01,000", "00:00:05,000 --> 00:00:04,000", "1:00 --> 2:00"])
 
 
+@pytest.mark.nightly_examples(10_000)
 @given(st.lists(st.tuples(st.lists(LINES, min_size=1, max_size=3), st.none() | FAULTS), min_size=1, max_size=6))
 @settings(deadline=None, max_examples=100)
 def test_readable_srt_cues_survive_any_faults(cues):

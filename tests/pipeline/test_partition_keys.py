@@ -26,6 +26,7 @@ names = st.one_of(st.text(max_size=80), st.text("ab.%-_ ", max_size=10), st.text
 ODD = ("100%", "it's (1), é=#+", 'q"*[1]{a,b}?', "train...1", "a\nb\\c", "n" * 240)
 
 
+@pytest.mark.nightly_examples(10_000)
 @given(names, names)
 def test_a_key_belongs_to_one_name(one: str, other: str) -> None:
     """Two names never have one key; unless it is too long a key decodes to its name; a plain name is its own key."""
@@ -90,6 +91,7 @@ def test_a_shard_without_a_key_is_skipped(tmp_path: Path) -> None:
     assert caught.value.key == "shards"
 
 
+@pytest.mark.nightly_examples(10_000)
 @given(st.lists(st.text("ab %.", min_size=1, max_size=4), unique=True, max_size=6), st.integers(0, 6))
 def test_no_shard_changes_the_key_of_another(drawn: list[str], number: int) -> None:
     """The keys of some shards are the same among more of them."""

@@ -230,6 +230,7 @@ def values_of(name: str) -> st.SearchStrategy[list[float | None]]:
 
 
 @pytest.mark.parametrize("name", NUMBER_TYPES)
+@pytest.mark.nightly_examples(10_000)
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_every_column_of_numbers_has_its_chart(name: str, data: st.DataObject) -> None:

@@ -106,6 +106,7 @@ def test_a_name_that_is_not_an_encoding_is_refused() -> None:
             MemberRules(encoding=name)
 
 
+@pytest.mark.nightly_examples(10_000)
 @settings(max_examples=500)
 @given(
     payload=st.binary(max_size=60),

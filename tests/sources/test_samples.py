@@ -91,6 +91,7 @@ def test_with_roles_a_key_ends_before_them_or_at_the_last_dot(
     assert split_member_name(name, roles) == parts
 
 
+@pytest.mark.nightly_examples(10_000)
 @given(
     name=st.text(st.sampled_from("aB.0/ "), min_size=1, max_size=12),
     roles=st.none() | st.lists(st.sampled_from(["a", "0", "#", "?B", "*"]), max_size=3),

@@ -118,6 +118,7 @@ def joined(parts: list[list[str]]) -> list[str]:
     return texts
 
 
+@pytest.mark.nightly_examples(10_000)
 @given(sequences)
 def test_braces_stand_for_their_combinations(drawn: tuple[str, list[str]]) -> None:
     """Nested lists and ranges, in either direction, padded or with a step, give each combination once and in order."""
@@ -126,6 +127,7 @@ def test_braces_stand_for_their_combinations(drawn: tuple[str, list[str]]) -> No
         assert expand_braces(text) == list(dict.fromkeys(expected))
 
 
+@pytest.mark.nightly_examples(10_000)
 @given(st.text("{},.a0", max_size=20))
 def test_any_text_with_braces_can_be_expanded(text: str) -> None:
     """Whatever braces a text has, it stands for some names; without a pair of them, for itself."""
