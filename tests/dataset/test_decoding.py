@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import mm_assets
 from mm_assets.dataset import files as packed_files
-from mm_assets.errors import CorruptError, FormatError
+from mm_assets.errors import CorruptError, FormatError, SchemaMismatchError
 from mm_assets.fields import (
     FIELD_TYPES,
     ArraySpec,
@@ -283,13 +283,13 @@ def test_a_batch_of_several_arrays(tmp_path, form, threads):
 
 
 def test_a_schema_of_absurd_values_makes_no_array(tmp_path, form):
-    """A layout that no payload could fill is damage; rows of it are not made for absent values."""
+    """A layout that no payload could fill is refused; rows of it are not made for absent values."""
     field = NDArrayField("float64", (1 << 20, 1 << 20))
     path = write(tmp_path / f"x.{form}", {"huge": field}, [{}])
     with mm_assets.open(path) as dataset:
         assert dataset[0] == {"huge": None}
         for call in (lambda: dataset.read_batch([0]), lambda: dataset.empty_batch(1)):
-            with pytest.raises(CorruptError, match=r"'huge'.*too large"):
+            with pytest.raises(SchemaMismatchError, match=r"'huge'.*at most"):
                 call()
 
 

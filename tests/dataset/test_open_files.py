@@ -115,6 +115,7 @@ def check_same(pair: Pair, *, stop: int, **arguments: Any) -> None:
         first = [plain(batch) for _, batch in zip(range(stop), batches, strict=False)]
     state = remote.state_dict()
     expected = [plain(batch) for batch in local]
+    remote.load_state_dict(state)  # without it a loop is a new epoch
     assert first + [plain(batch) for batch in remote] == expected
     local.set_epoch(0)
     local.load_state_dict(state)

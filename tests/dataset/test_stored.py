@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mm_assets
@@ -50,6 +50,7 @@ def test_stored_payloads_decode_to_the_values(dataset: mm_assets.Dataset) -> Non
             assert payload.is_whole()
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_range_of_a_payload_is_that_slice_of_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -112,6 +113,7 @@ def test_wrong_names_and_indices_are_refused(dataset: mm_assets.Dataset) -> None
         dataset.stored([40])
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(alphabet="abé字", max_size=6), max_size=30, unique=True), st.text(alphabet="abé字", max_size=4))
 def test_ids_that_contain_a_text_are_found(tmp_path_factory: pytest.TempPathFactory, ids: list[str], text: str) -> None:
     """A search of the stored bytes finds the ids that Python's `in` finds, in every range, also across ids."""
