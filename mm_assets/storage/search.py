@@ -71,8 +71,11 @@ class FileSearch:
             Exception: any other error of the file system.
         """
         is_pattern = "{" in path or self._magic.search(path) is not None
+        num_files = len(self.files)
         if info := self._info(path, is_pattern=is_pattern):
             self._add_existing(path, info)
+        # A pattern that is said to be a folder without files is matched: not every object store tells it apart.
+        if info and (not is_pattern or len(self.files) > num_files):
             return path if info["type"] == "directory" else path.rpartition("/")[0]
         if not is_pattern:
             return path.rpartition("/")[0]
