@@ -330,6 +330,7 @@ def credentials_fault(error: BaseException) -> str | None:
         if name := next((name for name in known if name in names), None):
             replies = (getattr(cause, "response", None) for cause in _causes(error))
             said = next((reply["Error"].get("Message") for reply in replies if isinstance(reply, Mapping)), None)
+            said = said or next((str(cause) for cause in _causes(error) if type(cause).__name__ == name), None)
             return fault.replace("{}", f"{name}: {said}" if said else name)
     return None
 

@@ -206,6 +206,7 @@ NO_STAGES = {
     ("pipeline/stages.py", "rows"): "a count in a record",
     ("orchestration/report.py", "rows"): "a heading",
     ("cli/plan.py", "rows"): "a heading",
+    ("cli/run_summary.py", "rows"): "a heading",
     ("cli/stats.py", "rows"): "a heading",
     ("cli/sql.py", "rows"): "a key of the JSON",
     ("cli/add_stream.py", "manifest"): "a key of the JSON",

@@ -92,7 +92,7 @@ def test_with_roles_keys_may_have_dots(tmp_path: Path, suffix: str) -> None:
 
 
 def test_a_text_that_names_a_member_is_the_only_image(tmp_path: Path) -> None:
-    """Beside a list of texts, `images` may be the name of one member; any other text is a reject, as before."""
+    """Beside a list of texts, `images` may be the name of one member; of any other text no image comes."""
     members: dict[str, object] = {
         "a.json": {"texts": ["one"], "images": "a.png"},
         "a.png": png(1),
@@ -115,8 +115,10 @@ def test_a_text_that_names_a_member_is_the_only_image(tmp_path: Path) -> None:
         assert list(found[key]["image"]) == [(0, pixels(seed).tolist())]
         assert list(found[key]["text"]) == texts
     assert list(found["e"]["image"]) == [(0, pixels(5).tolist())]
-    assert results["s"]["rows"].record.counts["rejects.not_a_list"] == 1
+    assert list(found["d"]["text"]) == [(0, "four")]
+    assert not found["d"]["image"]
     assert results["s"]["rows"].record.counts["rejects.unreferenced_member"] == 1
+    assert results["s"]["filtered_rows"].record.counts["dropped.packable.not_materialized"] == 1
 
 
 @pytest.mark.parametrize("other", ["q/s.tar", "p/s.tar.gz"])
