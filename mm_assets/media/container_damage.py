@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["find_damage", "without_tail"]
+from mm_assets.errors import MediaError
+from mm_assets.media.mpeg_audio import walk_mp3
+
+__all__ = ["find_damage", "ogg_links", "without_tail"]
 
 _MAX_STEPS = 4_000_000  # elements, chunks, tags, pages or packs of one file: hours of any
 _MAX_FILL = 4096  # zeros after the end that a writer may add: more than a sector
@@ -39,10 +42,11 @@ def find_damage(view: memoryview, demuxer: str) -> str | None:
 
 
 def without_tail(view: memoryview, demuxer: str) -> memoryview:
-    """A file of an Ogg or MPEG transport stream without the bytes after its last page or packet.
+    """An Ogg, MPEG transport stream or MP3 without the bytes after its last page, packet or frame.
 
-    FFmpeg fails where more of them follow than it looks through for the next one. Other files are returned whole, and
-    so are those in which something follows that is damage.
+    FFmpeg fails where more of them follow than it looks through for the next one, and takes those after an MP3, such
+    as an APE tag, for a frame. Other files are returned whole, and so are those in which something follows that is
+    damage.
     """
     if demuxer == "ogg" and b"OggS" not in bytes(view[-_MAX_OGG_PAGE:]):
         at = bytes(view).rfind(b"OggS")
@@ -51,6 +55,12 @@ def without_tail(view: memoryview, demuxer: str) -> memoryview:
     if demuxer == "mpegts" and (packets := _packets_of(view)) is not None:
         at = len(packets) * packets.strides[0]
         return view if at + packets.strides[0] <= len(view) and _goes_on(view, at, packets) else view[:at]
+    if demuxer == "mp3":
+        try:
+            run = walk_mp3(view)
+        except MediaError:
+            return view  # of the free format, whose frames have no size
+        return view if run.problem else view[: run.end]
     return view
 
 
@@ -344,7 +354,7 @@ def _goes_on(view: memoryview, at: int, packets: npt.NDArray[np.uint8]) -> bool:
 # --- Ogg --------------------------------------------------------------------------------------------------------------
 
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
-_LAST_PAGE = 4  # flag
+_FIRST_PAGE, _LAST_PAGE = 2, 4  # flags
 
 
 def _ogg(view: memoryview) -> str | None:
@@ -384,6 +394,19 @@ def _ogg(view: memoryview) -> str | None:
             (open_packets.add if continues else open_packets.discard)(serial)
         at = end
     return f"more than {_MAX_STEPS} pages"
+
+
+def ogg_links(view: memoryview) -> list[memoryview]:
+    """The recordings that follow each other in an Ogg, which is a chain then (RFC 3533); of most files the whole."""
+    starts, at, is_begun = [0], 0, True
+    while at + 27 <= len(view) and bytes(view[at : at + 4]) == b"OggS":
+        begins = bool(view[at + 5] & _FIRST_PAGE)
+        if begins and not is_begun:
+            starts.append(at)
+        is_begun = begins
+        body = at + 27 + view[at + 26]
+        at = body + sum(view[at + 27 : body])
+    return [view[start:stop] for start, stop in zip(starts, [*starts[1:], len(view)], strict=True)]
 
 
 def _ogg_checksum(page: memoryview) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
+from mm_assets.media.container_damage import ogg_links
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.video import (
     FIRST_TRACK,
@@ -113,6 +114,10 @@ def index_sound(
         number = 0 if stream is audio_stream_of(container, FIRST_TRACK) else container.streams.audio.index(stream) + 1
         if damage is not None:
             raise MediaError("<video>", f"found a damaged file ({damage}), expected a whole one")
+        is_new_ogg = num_samples is None and content_type.endswith("/ogg")
+        if is_new_ogg and stream.codec_context.name != "flac" and len(links := ogg_links(memoryview(data))) > 1:
+            reason = f"found a chain of {len(links)} Ogg files, of which FFmpeg loses samples, expected one"
+            raise MediaError("<video>", reason)
         start: Fraction | None = None
         rate = channels = end = 0
         line: _Line | None = None

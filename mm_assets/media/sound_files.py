@@ -7,6 +7,7 @@ that needs a package that is not installed raises `MissingExtraError`.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import struct
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
 from mm_assets.media import flac
-from mm_assets.media.container_damage import find_damage
+from mm_assets.media.container_damage import find_damage, ogg_links
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.extents import Extent, extent_of, wav_chunks, wav_with_size
 from mm_assets.media.header import size_of_id3
@@ -115,8 +116,8 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
     Args:
         data: the file's bytes.
         codec: of the file.
-        length: samples per channel by the file's record, for a FLAC whose header has no length, and for a WAV in
-            blocks, of which earlier releases recorded more.
+        length: samples per channel by the file's record, for a FLAC whose header has no length, for a WAV in blocks, of
+            which earlier releases recorded more, and for a chain of Ogg files, of which they recorded the first.
         whole: refuse a file that is truncated or damaged by its own structure; else read what is there.
 
     Raises:
@@ -149,7 +150,31 @@ def _opener(view: memoryview, codec: str, length: int) -> AbstractContextManager
     head = bytes(view[packet : packet + 8])
     if codec in _BY_AV or head.startswith(_OGG_BY_AV) or (head == b"OpusHead" and _has_opus_holes(view)):
         return _open_av(view, codec)
+    if codec == "ogg" and len(links := ogg_links(view)) > 1:
+        return _open_chain(links, length)
     return _open_sndfile(view, codec, length)
+
+
+@contextmanager
+def _open_chain(links: list[memoryview], length: int) -> Iterator[OpenAudio]:
+    """An Ogg of several recordings, of which decoders give the first alone; earlier releases recorded its `length`."""
+    with _opener(links[0], "ogg", 0) as first:
+        facts = (first.sample_rate, first.channels)
+
+    def blocks(dtype: str) -> Iterator[npt.NDArray[Any]]:
+        done = 0
+        for link in links:
+            if length and done == length:
+                return
+            with _opener(link, "ogg", 0) as sound:
+                if (sound.sample_rate, sound.channels) != facts:
+                    found = f"{sound.channels} channels at {sound.sample_rate} Hz"
+                    raise MediaError("<audio>", f"ogg changes to {found}, expected {facts[1]} channels at {facts[0]}")
+                for block in sound.blocks(dtype):
+                    done += len(block)
+                    yield block
+
+    yield dataclasses.replace(first, num_frames=None, blocks=blocks, claimed_seconds=None)
 
 
 class _UnsupportedError(MediaError):

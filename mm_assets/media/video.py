@@ -285,6 +285,11 @@ def audio_stream_of(container: InputContainer, track: int | str | None = None) -
     from av.stream import Disposition
 
     streams = [stream for stream in container.streams.audio if stream.codec_context is not None]
+    for stream in streams:
+        # PyAV frees a layout of named channels twice, that of MOV's 7.1 for one; nothing here needs their names.
+        layout = stream.codec_context.layout
+        if layout.nb_channels and not stream.codec_context.is_open:
+            stream.codec_context.layout = f"{layout.nb_channels} channels"
     if track is None:
         chosen = max(streams, key=lambda one: (bool(one.disposition & Disposition.default), one.channels), default=None)
     elif track == FIRST_TRACK or not streams:

@@ -89,7 +89,7 @@ def clip_file(
                 stream.options = {"bf": str(b_frames), "crf": "4", "threads": "1", "sc_threshold": "0"}
         if samples is not None:
             sound = output.add_stream(audio_codec, rate=sample_rate)
-            sound.layout = {1: "mono", 2: "stereo", 6: "5.1"}[samples.shape[1]]
+            sound.layout = {1: "mono", 2: "stereo", 6: "5.1", 7: "6.1", 8: "7.1"}[samples.shape[1]]
             if audio_codec.startswith("wma"):
                 sound.bit_rate = 64_000  # it has no default
         if codec:

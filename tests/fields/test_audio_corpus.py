@@ -446,6 +446,24 @@ def test_holes_in_the_times_of_an_ogg_cost_no_sample(subtype, seconds):
     assert np.flatnonzero(clip.any(axis=1)).size == np.flatnonzero(found.any(axis=1)).size
 
 
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+def test_a_chain_of_oggs_has_the_samples_of_all(subtype):
+    """Recordings that follow each other in an Ogg decode one after the other; a record of the first gives that one."""
+    parts = [sound_file(ramp(count), 48_000, codec="OGG", subtype=subtype) for count in (9000, 12_000)]
+    field = AudioField()
+    expected = [field.decode(*field.encode(part)).samples for part in parts]
+    chain = b"".join(parts)
+    encoded = field.encode(chain)
+    field.check_decodable(*encoded)
+    np.testing.assert_array_equal(field.decode(*encoded).samples, np.concatenate(expected))
+    np.testing.assert_array_equal(field.decode(field.encode(parts[0]).metadata, chain).samples, expected[0])
+    with pytest.raises(EncodeError, match="a chain of 2 Ogg files"):
+        SyncedVideoAudioField().encode(chain)
+    other = sound_file(ramp(900), 24_000, codec="OGG", subtype=subtype)
+    with pytest.raises(EncodeError, match="ogg changes to 1 channels at 24000 Hz"):
+        field.encode(parts[0] + other)
+
+
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_records_of_earlier_releases_decode(name):
     """A record that counts the samples that fill up the last block, as libsndfile does, decodes to all of them."""

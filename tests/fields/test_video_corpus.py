@@ -16,6 +16,7 @@ import pytest
 from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, LimitError
 from mm_assets.fields import SyncedVideoAudioField
 from mm_assets.fields.image_decode import orient
+from mm_assets.media.video import probe_video
 
 from .clip_variants import NUM_FRAMES, SIZE, VARIANTS, damages, make_clip
 from .clips import clip_file, ramp, with_ogg_checksums
@@ -220,6 +221,36 @@ def test_the_audio_of_a_clip_ends_where_its_decoder_does(container, codec, audio
         decoded = np.concatenate([frame.to_ndarray() for frame in file.decode(audio=0)], axis=1)
     samples = KEEP.decode(*KEEP.encode(data)).audio.samples
     np.testing.assert_array_equal(samples, decoded.T.clip(-1, 1))
+
+
+@pytest.mark.parametrize("channels", [7, 8])
+def test_named_channels_of_a_quicktime_file_are_read_once(channels):
+    """A MOV that lists its channels, as its sound of 6.1 and 7.1 does, decodes exactly and harms no memory."""
+    samples = ramp(3000, channels)
+    data = clip_file(container="mov", codec="mpeg4", samples=samples, sample_rate=48_000)
+    for _ in range(3):  # a second free of the list ends the process
+        assert probe_video(data).channels == channels
+        encoded = KEEP.encode(data)
+        KEEP.check_decodable(*encoded)
+        np.testing.assert_array_equal(KEEP.decode(*encoded).audio.samples * 32768, samples)
+
+
+@pytest.mark.parametrize("tag", [b"", b"TAG" + bytes(125)])
+@pytest.mark.parametrize("xing", ["0", "1"])
+def test_tags_after_an_mp3_are_no_part_of_a_clip(tag, xing):
+    """A clip of an MP3 with an APE tag, and a tag after that, has the samples that it has without them."""
+    data = clip_file(
+        container="mp3",
+        codec="",
+        samples=ramp(9000),
+        sample_rate=44_100,
+        audio_codec="libmp3lame",
+        options={"write_xing": xing},
+    )
+    item = struct.pack("<II", 3, 0) + b"Title\0abc"
+    ape = item + b"APETAGEX" + struct.pack("<IIII", 2000, len(item) + 32, 1, 0) + bytes(8)
+    found, expected = (KEEP.decode(*KEEP.encode(file)).audio for file in (data + ape + tag, data))
+    assert found == expected
 
 
 @pytest.mark.parametrize("settings", [{}, {"encoding": "frames"}, {"audio_sample_rate": 8000, "audio_channels": 1}])
