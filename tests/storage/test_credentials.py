@@ -126,7 +126,7 @@ def test_a_signed_url_that_ended_is_not_a_missing_file() -> None:
     """A server that refuses a URL over HTTP has the file perhaps; the message says what may have ended."""
     with (
         answer(lambda *_: (403, {}, b"Request has expired")) as (url, _),
-        pytest.raises(SourceError, match=r"403.*if the URL is signed, it may have expired") as raised,
+        pytest.raises(SourceError, match=r"403.*if the URL is presigned, it may have expired") as raised,
     ):
         describe_file(f"{url}/x.tar?X-Amz-Signature=1")
     assert "not found" not in str(raised.value)
