@@ -40,10 +40,10 @@ from mm_assets.pipeline.run import Run, StageResult
 from mm_assets.pipeline.shard_content import content_digest
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.work import PartitionWork
-from mm_assets.rows.columns import Kept, Origin
+from mm_assets.rows.columns import Kept, Origin, row_tuples
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import read_batches, sample_groups
-from mm_assets.rows.schema import KEPT
+from mm_assets.rows.schema import KEPT, ROW_IDENTITY
 from mm_assets.rows.user_columns import is_rare
 from mm_assets.sources.base import index_members, missing_end
 from mm_assets.sources.member import ShardDamage
@@ -233,14 +233,14 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
             def write_losses() -> None:
                 for found in (*judge.take_undecodable(), *judge.take_faulty()):
                     undecodable.write(found)
-                    for *identity, reason, action in _columns(found, *_IDENTITY, "field", "reason", "action"):
+                    for *identity, reason, action in row_tuples(found, *ROW_IDENTITY, "field", "reason", "action"):
                         if action == "keep":
                             faulty.setdefault(f"{KEPT}.{reason}", set()).add(tuple(identity))
                 for drop in stream.take_dropped():  # what is dropped after it was judged
                     dropped.write(drop)
                     run.preview.observe_dropped(drop)
                     if faulty:
-                        gone = set(_columns(drop, *_IDENTITY))
+                        gone = set(row_tuples(drop, *ROW_IDENTITY))
                         for reason, items in faulty.items():
                             faulty[reason] = {item for item in items if item[:3] not in gone}
 
@@ -274,14 +274,6 @@ def _limits(spec: DatasetSpec) -> dict[str, Any]:
     ]
     found = {"thresholds": thresholds, "measures": measures}
     return {name: value for name, value in found.items() if value}
-
-
-_IDENTITY = ("sample_id", "position", "modality")  # of a row
-
-
-def _columns(batch: pa.RecordBatch, *names: str) -> Iterator[tuple[Any, ...]]:
-    """The values of some columns, row by row."""
-    return zip(*(batch.column(name).to_pylist() for name in names), strict=True)
 
 
 TABLE_STAGES: Mapping[Stage, Callable[[PartitionWork], StageResult]] = {
