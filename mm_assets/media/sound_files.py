@@ -130,15 +130,11 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
             sound = stack.enter_context(_open_av(view, codec))
         except MediaError:
             is_wav = codec == "wav" and bytes(view[:4]) in (b"RIFF", b"RF64")
-            if is_wav and bytes(view[20:22]) not in _WAV_FORMATS:  # one that libsndfile does not know
-                sound = stack.enter_context(_open_av(view, codec))
-                if whole:
-                    _check_whole(view, codec, sound)
-                yield sound
-                return
-            if whole:  # a file that is truncated early is not opened, and the decoder's words do not say why
-                _check_whole(view, codec, None)
-            raise
+            if not is_wav or bytes(view[20:22]) in _WAV_FORMATS:
+                if whole:  # a file that is truncated early is not opened, and the decoder's words do not say why
+                    _check_whole(view, codec, None)
+                raise
+            sound = stack.enter_context(_open_av(view, codec))  # an encoding that libsndfile does not know
         if whole:
             _check_whole(view, codec, sound)
         yield sound
