@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import mm_assets
 from mm_assets.checks import relations
 from mm_assets.cli.main import main
-from mm_assets.pipeline import publish
+from mm_assets.pipeline import publish, sql_views
 from mm_assets.pipeline.chain import FILTERED_ROWS, TABLES
 from mm_assets.pipeline.drops import drops, other_losses, totals
 from mm_assets.pipeline.duplicate_ids import duplicate_ids
@@ -164,7 +164,7 @@ def in_sandbox(dataset: DatasetStore) -> Any:
 def answers(dataset: DatasetStore) -> dict[str, Any]:
     """What each query of the project answers."""
     found: dict[str, Any] = {}
-    with closing(publish.sql_connection(dataset)) as connection:
+    with closing(sql_views.sql_connection(dataset)) as connection:
         for view in (*TABLES, "published"):
             found[view] = connection.execute(f"select partition, count(*) from {view} group by 1 order by 1").fetchall()
         found["filtered"] = user_values(connection, dataset, "filtered_rows")

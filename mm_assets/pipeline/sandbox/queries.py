@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.errors import MmAssetsError
-from mm_assets.pipeline.publish import catalog_statements
 from mm_assets.pipeline.sandbox import worker
+from mm_assets.pipeline.sql_views import catalog_statements
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.sql import literal, sql_text
 from mm_assets.storage.urls import protocols
