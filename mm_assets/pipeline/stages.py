@@ -227,22 +227,21 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
             judge,
             fetch=(lambda batches: _materialize(run, batches)) if spec.materialize == "write" else None,
         )
-        faulty: dict[str, set[tuple[Any, ...]]] = {}  # what is packed in spite of a fault, by reason
+        faulty: dict[str, dict[tuple[Any, ...], set[str]]] = {}  # by reason and row, the fields at fault
         with run.write(DROPPED) as dropped, run.write(UNDECODABLE) as undecodable, run.write() as kept:
 
             def write_losses() -> None:
                 for found in (*judge.take_undecodable(), *judge.take_faulty()):
                     undecodable.write(found)
-                    for *identity, reason, action in row_tuples(found, *ROW_IDENTITY, "field", "reason", "action"):
+                    for *row, field, reason, action in row_tuples(found, *ROW_IDENTITY, "field", "reason", "action"):
                         if action == "keep":
-                            faulty.setdefault(f"{KEPT}.{reason}", set()).add(tuple(identity))
+                            faulty.setdefault(f"{KEPT}.{reason}", {}).setdefault(tuple(row), set()).add(field)
                 for drop in stream.take_dropped():  # what is dropped after it was judged
                     dropped.write(drop)
                     run.preview.observe_dropped(drop)
-                    if faulty:
-                        gone = set(row_tuples(drop, *ROW_IDENTITY))
-                        for reason, items in faulty.items():
-                            faulty[reason] = {item for item in items if item[:3] not in gone}
+                    for dropped_row in row_tuples(drop, *ROW_IDENTITY) if faulty else ():
+                        for rows in faulty.values():
+                            rows.pop(dropped_row, None)
 
             for batch in stream:
                 kept.write(run.preview.observe(batch))
@@ -254,7 +253,7 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
             "judged": judge.num_judged,
             "undecodable": judge.num_undecodable,
             "content_bytes": run.preview.content_bytes,
-            **{reason: len(items) for reason, items in sorted(faulty.items()) if items},
+            **{reason: sum(map(len, rows.values())) for reason, rows in sorted(faulty.items()) if rows},
         }
         notes = (*stream.notes, *_media_notes(judge, spec), *_unplaced_notes(judge, stream.counts, run))
         return counts, notes
