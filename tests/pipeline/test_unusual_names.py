@@ -120,6 +120,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetStore]:
     folder = tmp_path_factory.mktemp("names")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relations, "_MAX_HELD", 0)
+        patch.setattr("mm_assets.pipeline.drops._PAGE_SECONDS", 600.0)  # a page of a busy machine would be shorter
         settings = {"annotators": [{"type": "image_size"}], "pack": {"columns": "all"}}
         spec = declare(folder / "root", write_shards(folder / "in"), **settings)
         run_chain(spec)
