@@ -156,24 +156,13 @@ class LimitError(_LocatedError, EncodeError):
         setting: name of the setting.
         found: size of the value.
         expected: what the setting allows.
-        sample, modality: as those of `FormatError`.
     """
 
     def __init__(
-        self,
-        path: object,
-        detail: str,
-        *,
-        setting: str,
-        found: object = None,
-        expected: object = None,
-        sample: int | None = None,
-        modality: str | None = None,
+        self, path: object, detail: str, *, setting: str, found: object = None, expected: object = None
     ) -> None:
         self.setting = setting
-        if expected is not None:
-            expected = f"{expected} ({setting})"
-        super().__init__(path, detail, sample=sample, modality=modality, found=found, expected=expected)
+        super().__init__(path, detail, found=found, expected=None if expected is None else f"{expected} ({setting})")
 
 
 class SourceError(MmAssetsError):

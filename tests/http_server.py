@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-Reply = tuple[int, Mapping[str, str], bytes]  # status, headers, body
+Reply = tuple[int, Mapping[str, str | None], bytes]  # status, headers (None: the reply lacks it), body
 Request = tuple[str, str]  # method, path with the query
 
 
 @contextmanager
-def answer(reply: Callable[[str, str], Reply]) -> Iterator[tuple[str, list[Request]]]:
-    """Starts a server on a free port of the loopback address; its URL, and the requests so far."""
+def answer(reply: Callable[..., Reply], *, is_ranged: bool = False) -> Iterator[tuple[str, list[Request]]]:
+    """Starts a server on a free port of the loopback address; its URL, and the requests so far.
+
+    `reply` is called with the method and the path; if `is_ranged`, also with the header ``Range`` or None.
+    """
     requests: list[Request] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -22,13 +25,16 @@ def answer(reply: Callable[[str, str], Reply]) -> Iterator[tuple[str, list[Reque
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             requests.append((self.command, self.path))
-            status, headers, body = reply(self.command, self.path)
+            asked = (self.headers.get("Range"),) if is_ranged else ()
+            status, headers, body = reply(self.command, self.path, *asked)
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
+                if value is not None:
+                    self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body)
+                with suppress(OSError):  # the client wanted the headers alone
+                    self.wfile.write(body)
 
         def do_HEAD(self) -> None:
             self.do_GET()

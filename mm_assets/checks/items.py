@@ -8,34 +8,17 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import NamedTuple
 
 from mm_assets.checks.context import CheckContext
 from mm_assets.errors import SourceError
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.tiff import TiffFrames
-from mm_assets.rows.source_ref import is_allowed_reference, parse_source_ref
+from mm_assets.rows.source_ref import SourceRef, is_allowed_reference
 from mm_assets.sources.compressed import decompress, is_compressed
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.urls import is_local, local_path
 
-__all__ = ["Locator", "StoredItems"]
-
-
-class Locator(NamedTuple):
-    """The parts of a `source_ref`, as `rows.source_ref` names them."""
-
-    path: str | None
-    member: str | None
-    byte_offset: int | None
-    byte_size: int | None
-    frame_index: int | None
-
-    @classmethod
-    def of(cls, source_ref: str | None) -> Locator:
-        """The parts of a locator as text; `SourceError` if it is not one."""
-        ref = parse_source_ref(source_ref)
-        return cls(ref.path, ref.member, ref.byte_offset, ref.byte_size, ref.frame_index)
+__all__ = ["StoredItems"]
 
 
 class StoredItems:
@@ -50,9 +33,9 @@ class StoredItems:
         folders = (folder for listing in context.listings for folder in listing.folders)
         self._allowed = (*context.layout.prefixes, *folders)
         self._max_bytes = context.max_content_bytes
-        self._tiff: tuple[Locator, TiffFrames] | None = None
+        self._tiff: tuple[SourceRef, TiffFrames] | None = None
 
-    def read(self, item: Locator, *, changed_before_ns: int | None = None) -> Buffer | None:
+    def read(self, item: SourceRef, *, changed_before_ns: int | None = None) -> Buffer | None:
         """The content of an item; None where it is not to be read again.
 
         Args:
@@ -78,7 +61,7 @@ class StoredItems:
         self._tiff = item._replace(frame_index=None), TiffFrames(content)
         return self._tiff[1].extract(item.frame_index)
 
-    def _stored(self, item: Locator, changed_before_ns: int | None) -> bytes | None:
+    def _stored(self, item: SourceRef, changed_before_ns: int | None) -> bytes | None:
         shard = self._shards.get(item.path or "")
         if shard is not None:
             if item.byte_offset is None or item.byte_size is None:

@@ -31,7 +31,7 @@ from mm_assets.checks.relations import (
 from mm_assets.errors import SourceError
 from mm_assets.json_text import repair_json
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.rows.columns import RowStream
+from mm_assets.rows.columns import RowStream, row_tuples
 from mm_assets.rows.from_members import MAX_ITEMS
 from mm_assets.rows.interleaved import entries_of, is_interleaved
 from mm_assets.rows.schema import REJECTS_SCHEMA
@@ -112,7 +112,7 @@ class OriginRelations:
     def _indexed(self) -> Iterator[Member]:
         names = MEMBER_INDEX_SCHEMA.names
         for batch in self._tables.parquet(self._index).iter_batches(columns=names):
-            for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+            for values in row_tuples(batch, *names):
                 yield Member(**dict(zip(names, values, strict=True)))
 
     def _of_shard(self, source: Source, members: ShardMembers) -> Iterator[tuple[Any, ...]]:
@@ -150,8 +150,7 @@ class OriginRelations:
     @cached_property
     def _rejected(self) -> Set[tuple[str, str | None]]:
         """Shard and member of every reject."""
-        columns = self._tables.parquet(self._context.own_tables[1]).read(["shard", "member"])
-        return set(zip(*(column.to_pylist() for column in columns.columns), strict=True))
+        return set(row_tuples(self._tables.parquet(self._context.own_tables[1]).read(["shard", "member"])))
 
     def _fault(self, read: Read | None, *, is_json: bool) -> str | None:
         if isinstance(read, BadTextError):
@@ -171,7 +170,7 @@ class OriginRelations:
         found: dict[tuple[str | None, str | None], str] = {}
         for batch in self._tables.batches(self._rows, ["content_type", "source_ref"]):
             said = pc.fill_null(pc.match_substring(batch.column(0), CHARSET), False)
-            for content_type, text in zip(*(c.to_pylist() for c in batch.filter(said).columns), strict=True):
+            for content_type, text in row_tuples(batch.filter(said)):
                 try:
                     ref = parse_source_ref(text)
                 except SourceError:

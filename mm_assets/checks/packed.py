@@ -23,11 +23,20 @@ import pyarrow.compute as pc
 
 from mm_assets.checks.alignment import Facts
 from mm_assets.checks.context import CheckContext
+from mm_assets.checks.reencoding import (
+    MAX_COMPARED,
+    Comparison,
+    EncodedSample,
+    Reader,
+    decode_failures,
+    measure_payload,
+    samples_with,
+)
 from mm_assets.checks.relations import TableBuilder, TableRelations, schema_of, table_of
-from mm_assets.errors import BadMagicError, EncodeError, FormatError, LimitError, SourceError, temporary_disk_named
+from mm_assets.errors import BadMagicError, FormatError, SourceError, temporary_disk_named
 from mm_assets.fields import Field, Item, complete_config
-from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc32c, open_reader
-from mm_assets.packing.pack import encode_placed, listing_json
+from mm_assets.formats import ModalitySpec, Payload, crc32c, open_reader
+from mm_assets.packing.pack import listing_json
 from mm_assets.packing.placement import BlockRows, Placement, Placer
 from mm_assets.packing.plan import VALUE_TAKES
 from mm_assets.rows.parquet import sample_groups
@@ -36,9 +45,7 @@ from mm_assets.storage.remote import RemoteFile
 
 __all__ = ["ExpectedRows", "PackedFiles", "PackedRelations"]
 
-MAX_COMPARED = 32  # payloads of a large modality that are encoded again, and differences listed of any modality
 MAX_ENCODED_BYTES = 1 << 20  # of the payloads of a re-encoding modality that are all encoded again
-MAX_DECODED_BYTES = 1 << 20  # of a payload that is decoded although its media were before it was packed
 
 _ITEMS = schema_of("sample_id", "modality", "kind", "part", "position", "size", "crc32c", "exact")
 _PAYLOADS = schema_of("format", "ordinal", "sample_id", "modality", "size", "crc32c")
@@ -59,8 +66,6 @@ _KINDS = {
     "metadata": "metadata",
     "listing": "listing",
 }
-
-Reader = MultReader | MstrReader
 
 
 class ExpectedRows:
@@ -87,7 +92,7 @@ class ExpectedRows:
     def add(self, rows: BlockRows, placement: Placement, payloads: Mapping[str, Payload] | None = None) -> None:
         """Adds a sample, with its payloads if it was packed just now."""
         names, sample_id = self._placer.names, rows.sample_id[placement.start]
-        self.encoded.extend((sample_id, name, *_measured(payload)) for name, payload in (payloads or {}).items())
+        self.encoded.extend((sample_id, name, *measure_payload(payload)) for name, payload in (payloads or {}).items())
         self.items.extend(_expected_of(rows, placement, self._placer))
         self.presence.extend((sample_id, names[taker]) for taker in (*placement.present, *self._listed))
         for taker in self._composites:
@@ -231,7 +236,7 @@ class PackedFiles:
             found.extend_columns(form, np.arange(len(ids)), ids, "", 0, 0)
             for name in reader.names:
                 with suppress(FormatError):  # `intact` reports it
-                    sizes, sums, present = reader.sizes(name), reader.checksums(name), _present(reader, name)
+                    sizes, sums, present = reader.sizes(name), reader.checksums(name), samples_with(reader, name)
                     found.extend_columns(form, present, ids[present], name, sizes[present], sums[present])
         return found.table()
 
@@ -296,16 +301,16 @@ class PackedFiles:
                         placement = placer.place_sample(rows, start, stop)
                         if self._collected is None:
                             collected.add(rows, placement)
-                        encoded = _Encoded(placer, rows, placement)
+                        encoded = EncodedSample(placer, rows, placement)
                         for form, comparison in compare.items():
                             mismatches[form].extend(comparison.sample(encoded, takers[form]))
         if self._context.judged:
             for form, found in mismatches.items():
-                found.extend(_undecoded(self.reader(form), self.ids[form], placer))
+                found.extend(decode_failures(self.reader(form), self.ids[form], placer))
         tables_of = {form: found.table() for form, found in mismatches.items()}
         return Expected(collected.items.table(), collected.presence.table(), collected.parts, tables_of)
 
-    def _comparison(self, form: str, placer: Placer) -> _Comparison:
+    def _comparison(self, form: str, placer: Placer) -> Comparison:
         """The payloads of a file that are encoded again.
 
         Of rows that were packed just now these are some of the fields that re-encode, and all that differ from what was
@@ -313,20 +318,20 @@ class PackedFiles:
         """
         reader, ids = self.reader(form), self.ids[form]
         if reader is None:
-            return _Comparison(None, ids, placer, {})
+            return Comparison(None, ids, placer, {})
         encoded = None if self._collected is None else self._collected.encoded.table()
         chosen: dict[int, npt.NDArray[np.int64]] = {}
         for taker, name in enumerate(placer.names):
             if name not in reader.names or taker == placer.listing:  # a listing is compared byte by byte
                 continue
-            present = _present(reader, name)
+            present = samples_with(reader, name)
             if encoded is None or not self._is_written(form, name, encoded):
                 chosen[taker] = present
             elif placer.reencodes(taker):
                 some = np.linspace(0, len(present) - 1, min(MAX_COMPARED, len(present))).astype(int)
                 is_small = int(reader.sizes(name).sum(dtype=np.int64)) <= MAX_ENCODED_BYTES
                 chosen[taker] = present if is_small else present[np.unique(some)]
-        return _Comparison(reader, ids, placer, chosen)
+        return Comparison(reader, ids, placer, chosen)
 
     def _is_written(self, form: str, name: str, encoded: pa.Table) -> bool:
         """Whether the payloads of a modality have the checksums that they had when they were encoded, in their order.
@@ -385,7 +390,7 @@ class PackedRelations:
         found = TableBuilder(_PRESENCE)
         if reader is not None:
             for name in reader.names:
-                found.extend_columns(ids[_present(reader, name)], name)
+                found.extend_columns(ids[samples_with(reader, name)], name)
         return found.table()
 
     def packed_payloads(self) -> pa.Table:
@@ -429,19 +434,9 @@ class PackedRelations:
         return self._files.expected.presence
 
 
-def _measured(payload: Payload) -> tuple[int, int]:
-    """Bytes of record and data together, and their CRC-32C, as packed files state them."""
-    return len(payload.metadata) + len(payload.data), crc32c(*payload)
-
-
 def _of(payloads: pa.Table, name: str) -> Any:
     """Which payloads are of a modality."""
     return pc.equal(payloads["modality"], name)
-
-
-def _present(reader: Reader, name: str) -> npt.NDArray[np.int64]:
-    """The samples that have a modality, by number."""
-    return np.flatnonzero(reader.presence(name))
 
 
 def _packed_items(
@@ -482,131 +477,6 @@ def _listed(sample_id: str, entries: Any) -> Iterator[tuple[Any, ...]]:
         yield (sample_id, place, *(value if isinstance(value, kind) else None for value, kind in values))
 
 
-def _undecoded(reader: Reader | None, ids: list[str], placer: Placer) -> Iterator[tuple[Any, ...]]:
-    """What does not decode of the first and the last payload of each modality, by the file's own bytes.
-
-    Every item was judged before it was packed; this shows that it was packed as it was judged.
-    """
-    for made, name in zip(placer.fields, placer.names, strict=True):
-        if reader is None or name not in reader.names:
-            continue
-        sample_id = None
-        try:
-            sizes = reader.sizes(name)
-            small = [place for place in _present(reader, name).tolist() if sizes[place] <= MAX_DECODED_BYTES]
-            for place in dict.fromkeys((*small[:1], *small[-1:])):
-                sample_id = ids[place]
-                payload = reader.read_payload(place, name)
-                if payload is not None:
-                    with suppress(LimitError):  # of the reader's settings, not of what is stored
-                        made.check_decodable(payload.metadata, payload.data)
-        except FormatError as error:
-            yield sample_id, name, "", None, f"does not decode: {error.detail}"
-
-
-class _Encoded:
-    """The payloads of a sample, encoded from its rows when they are asked for, once for all formats."""
-
-    def __init__(self, placer: Placer, rows: BlockRows, placement: Placement) -> None:
-        self.placer, self.rows, self.placement = placer, rows, placement
-        self._payloads: dict[int, Payload | None] = {}
-
-    def payload(self, taker: int) -> Payload | None:
-        """The payload of modality number `taker`; None where the rows do not give one, which `presence` reports."""
-        if taker not in self._payloads:
-            self._payloads[taker] = None
-            if taker in self.placement.present:
-                with suppress(EncodeError):  # the rows are none that packing could have packed: others report it
-                    self._payloads[taker] = encode_placed(self.placer, self.rows, self.placement, taker)
-        return self._payloads[taker]
-
-
-class _Comparison:
-    """Compares payloads of a file with what its rows give when they are encoded again.
-
-    Args:
-        reader: of the file; None if it does not open.
-        ids: its sample ids.
-        placer: places and encodes the rows.
-        chosen: by the number of a modality, the samples whose payloads are compared, by number.
-    """
-
-    def __init__(
-        self, reader: Reader | None, ids: list[str], placer: Placer, chosen: Mapping[int, npt.NDArray[np.int64]]
-    ) -> None:
-        self._reader = reader
-        self._placer = placer
-        self._chosen = {taker: {ids[place]: place for place in places.tolist()} for taker, places in chosen.items()}
-        self._left = dict.fromkeys(chosen, MAX_COMPARED)
-        self._stated: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]] = {}
-
-    @property
-    def chooses(self) -> bool:
-        """Whether any payload is compared."""
-        return any(self._chosen.values())
-
-    def takers(self, sample_id: str) -> list[int]:
-        """The modalities whose payload of this sample is compared."""
-        return [taker for taker, chosen in self._chosen.items() if sample_id in chosen]
-
-    def sample(self, encoded: _Encoded, takers: Iterable[int]) -> Iterator[tuple[Any, ...]]:
-        """The differences in one sample, up to `MAX_COMPARED` of each modality."""
-        sample_id = encoded.rows.sample_id[encoded.placement.start]
-        for taker in takers:
-            payload = encoded.payload(taker)
-            place = self._chosen[taker][sample_id]
-            if payload is None or not self._left[taker] or _measured(payload) == self._measures(taker, place):
-                continue
-            for position, detail in self._differences(encoded, taker, payload, place):
-                if self._left[taker]:
-                    self._left[taker] -= 1
-                    yield sample_id, self._placer.names[taker], "", position, detail
-
-    def _measures(self, taker: int, place: int) -> tuple[int, int] | None:
-        """Size and CRC-32C that the file states of a payload; None where they cannot be read."""
-        assert self._reader is not None
-        if taker not in self._stated:
-            name = self._placer.names[taker]
-            try:
-                self._stated[taker] = self._reader.sizes(name), self._reader.checksums(name)
-            except FormatError:  # `intact` reports it
-                return None
-        sizes, checksums = self._stated[taker]
-        return int(sizes[place]), int(checksums[place])
-
-    def _differences(
-        self, encoded: _Encoded, taker: int, payload: Payload, place: int
-    ) -> Iterator[tuple[int | None, str]]:
-        """Position and detail of what differs in one payload whose bytes are not those that its rows give."""
-        assert self._reader is not None
-        made, rows, placement = self._placer.fields[taker], encoded.rows, encoded.placement
-        try:
-            stored = self._reader.read_payload(place, self._placer.names[taker])
-            if stored is None:
-                return  # `presence` reports it
-            if taker in placement.values or not self._placer.reencodes(taker):
-                # The check `items` compares bytes that are kept: here it is what the field has noted of them.
-                is_other = not self._placer.reencodes(taker) and payload.data != stored.data
-                detail = None if is_other else _difference(made, payload, stored)
-                if detail is not None:
-                    yield None, detail
-                return
-            found = {item[0]: Payload(*item[1:]) for item in made.item_payloads(*stored)}
-        except FormatError as error:
-            yield None, error.detail
-            return
-        for item in placement.items[taker]:
-            content = rows.content(item.row)
-            if content is None:
-                yield item.position, "its row has no content"
-                continue
-            item_field = made.item_field or made
-            again = Payload(*item_field.encode(self._placer.value(taker, rows.modality[item.row], content)))
-            detail = _difference(item_field, again, found.get(item.position))
-            if detail is not None:
-                yield item.position, detail
-
-
 def _items_of(made: Field, payload: Payload, parts: frozenset[str] | None) -> Iterable[Item]:
     """The items of a payload; those of a composite that was made from one content are that content's."""
     items = made.items(payload.metadata, payload.data)
@@ -614,27 +484,6 @@ def _items_of(made: Field, payload: Payload, parts: frozenset[str] | None) -> It
         return items
     stored = list(items)
     return [Item("", 0, stored[0].data if len(stored) == 1 else payload.data)]
-
-
-def _difference(made: Field, encoded: Payload, stored: Payload | None) -> str | None:
-    """How a stored payload differs from that of its value now, or None."""
-    if stored is None:
-        return "there is no such item"
-    if bytes(encoded.metadata) == bytes(stored.metadata) and encoded.data == stored.data:
-        return None
-    try:
-        same = _same(made.decode(encoded.metadata, encoded.data), made.decode(stored.metadata, stored.data))
-    except (FormatError, LimitError) as error:
-        return f"does not decode: {error.detail}"
-    return None if same else "decodes to another value than the row's content gives"
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return bool(np.array_equal(one, other))
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)
 
 
 def _specs_table(specs: tuple[ModalitySpec, ...], kinds: list[str]) -> pa.Table:

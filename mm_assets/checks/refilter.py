@@ -18,13 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.checks.context import CheckContext, Filtering
-from mm_assets.checks.items import Locator, StoredItems
+from mm_assets.checks.items import StoredItems
 from mm_assets.checks.relations import MEDIA, NOT_FETCHED, TableRelations, schema_of, table_of
 from mm_assets.errors import MediaError, SourceError
 from mm_assets.fields.user_code import is_own
 from mm_assets.filters.base import Annotator, Block, Filter
 from mm_assets.packing.judge import Judge, Mode
-from mm_assets.rows.schema import DECODABLE, MISALIGNED, PACKABLE, PIPELINE_FILTERS, Drop
+from mm_assets.rows.columns import row_tuples
+from mm_assets.rows.schema import DECODABLE, MISALIGNED, PACKABLE, PIPELINE_FILTERS, ROW_IDENTITY, Drop
+from mm_assets.rows.source_ref import parse_source_ref
 
 __all__ = ["drop_reasons", "filter_mismatches", "known_filters"]
 
@@ -33,11 +35,10 @@ MIN_BYTES, MAX_BYTES = 256 << 10, 4 << 20  # of the media of these samples, and 
 SHARE = 32  # one of so many bytes of the partition
 TOLERANCE = 1e-6  # relative: another processor may round the last digits of a measure in another way
 
-_FOUND = schema_of("sample_id", "position", "modality", "problem", "recorded", "expected")
-_KEY = ("sample_id", "position", "modality")
-_FAULT = (*_KEY, "field", "reason")
+_FOUND = schema_of(*ROW_IDENTITY, "problem", "recorded", "expected")
+_FAULT = (*ROW_IDENTITY, "field", "reason")
 
-_Key = tuple[str, int, str]  # of `_KEY`
+_Key = tuple[str, int, str]  # of `ROW_IDENTITY`
 _Fault = tuple[str, int, str, str, str]  # of `_FAULT`
 _Cause = tuple[str, str, float | None]  # filter, reason and value of a drop
 
@@ -73,8 +74,8 @@ class _Again:
         self._tables = tables
         self._source = context.source_table
         self._kept, self._losses, faults = context.own_tables
-        self._dropped = tables.parquet(self._losses).read([*_KEY, "filter", "reason", "value"])
-        self._faults: set[Any] = set(_rows(tables.parquet(faults).read(list(_FAULT)), *_FAULT))
+        self._dropped = tables.parquet(self._losses).read([*ROW_IDENTITY, "filter", "reason", "value"])
+        self._faults: set[Any] = set(row_tuples(tables.parquet(faults).read(list(_FAULT)), *_FAULT))
 
     def mismatches(self) -> Iterator[tuple[Any, ...]]:
         samples = self._samples()
@@ -119,7 +120,7 @@ class _Again:
         most = min(MAX_BYTES, max(MIN_BYTES, int(sizes.sum()) // SHARE))
         number_of = {sample_id: number for number, sample_id in enumerate(ids)}
         causes: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for sample_id, name, reason in _rows(self._dropped, "sample_id", "filter", "reason"):
+        for sample_id, name, reason in row_tuples(self._dropped, "sample_id", "filter", "reason"):
             number = number_of.get(sample_id)
             if number is not None and number not in causes[name, reason][-1:]:
                 causes[name, reason].append(number)
@@ -142,12 +143,12 @@ class _Again:
         What is not read from a shard, since that is remote, compressed or closed, comes from the table if it is there.
         """
         lost = self._dropped.filter(pc.is_in(self._dropped["reason"], pa.array(NOT_FETCHED)))
-        failed = set(_rows(lost, *_KEY)) if self._context.materialize_mode == "write" else set()
+        failed = set(row_tuples(lost, *ROW_IDENTITY)) if self._context.materialize_mode == "write" else set()
         items, left_out = StoredItems(self._context), set[str]()
         media: list[Any] = []
         missing: dict[int, int] = {}  # ordinal to row
         errors, refs = rows["materialize_error"].to_pylist(), rows["source_ref"].to_pylist()
-        for row, key in enumerate(_rows(rows, *_KEY)):
+        for row, key in enumerate(row_tuples(rows, *ROW_IDENTITY)):
             media.append(None)
             if key[2] in ("text", "metadata") or errors[row] is not None:
                 continue
@@ -155,7 +156,7 @@ class _Again:
                 errors[row] = "its content was not fetched"
                 continue
             try:
-                media[-1] = items.read(Locator.of(refs[row]))
+                media[-1] = items.read(parse_source_ref(refs[row]))
             except (SourceError, MediaError):  # the check `shard_bytes` reports it
                 left_out.add(key[0])
             if media[-1] is None:
@@ -202,18 +203,18 @@ class _Again:
         annotators = [each if is_own(type(each)) else _Unfilled(each) for each in annotators]
         declared = filtering.filters()
         others = {each.name for each in declared if each.compares_samples or not is_own(type(each))}
-        filters = [_Recorded(each, self._causes) if each.name in others else each for each in declared]
+        filters = [_Recorded(each.name, self._causes, each) if each.name in others else each for each in declared]
         faulty: list[_Fault] = []
         with Judge(filtering.plan, policy=filtering.on_undecodable, mode=mode) as judge:
             # A column that is not filled again may be packed, and decide what can be.
             packed_alike = len(compared) == sum(len(each.columns) for each in annotators)
             if not packed_alike:
-                filters += [_Recorded(_Step(name), self._causes) for name in (DECODABLE, PACKABLE, MISALIGNED)]
+                filters += [_Recorded(name, self._causes) for name in (DECODABLE, PACKABLE, MISALIGNED)]
             stream = filtering.stream(samples.values(), annotators, filters, judge if packed_alike else None)
             kept, dropped = list(stream), stream.take_dropped()
             for batch in (*judge.take_undecodable(), *judge.take_faulty()):
-                faulty += _rows(batch, *_FAULT)
-        names = ["sample_id", "position", "modality", *compared]
+                faulty += row_tuples(batch, *_FAULT)
+        names = [*ROW_IDENTITY, *compared]
         ids = pa.array(list(samples), pa.string())
         recorded = (batch.filter(pc.is_in(batch.column(0), ids)) for batch in self._tables.batches(self._kept, names))
         yield from _kept_mismatches(_by_sample(recorded, names), _by_sample(kept, names), names)
@@ -234,15 +235,17 @@ class _Again:
 
 
 class _Recorded(Filter):
-    """Drops in place of another filter what that one has dropped."""
+    """Drops what the table says that a filter of this name dropped, in its place: a step of the pipeline comes last."""
 
-    def __init__(self, other: Filter, causes: Mapping[_Key, _Cause]) -> None:
-        self.name = other.name
-        self.needs_content, self.after_content = other.needs_content, other.after_content
+    def __init__(self, name: str, causes: Mapping[_Key, _Cause], other: Filter | None = None) -> None:
+        self.name = name
+        self.needs_content, self.after_content = (
+            (False, True) if other is None else (other.needs_content, other.after_content)
+        )
         self._causes = causes
 
     def judge(self, block: Block) -> Iterator[Drop]:
-        for row, key in enumerate(_rows(block.table, *_KEY)):
+        for row, key in enumerate(row_tuples(block.table, *ROW_IDENTITY)):
             name, reason, value = self._causes.get(key, ("", "", None))
             if name == self.name:
                 yield Drop(row, reason, value)
@@ -256,18 +259,6 @@ class _Unfilled(Annotator):
 
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         return {column.name: pa.nulls(block.num_rows, column.arrow_type) for column in self.columns}
-
-
-class _Step(Filter):
-    """A step of the pipeline, whose drops are taken from the table: it runs after the declared filters."""
-
-    after_content = True
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def judge(self, block: Block) -> Iterator[Drop]:
-        return iter(())
 
 
 def _kept_mismatches(
@@ -291,17 +282,13 @@ def _by_sample(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> dict[
     """The rows of each sample, in order, as tuples of these columns."""
     found: dict[str, list[tuple[Any, ...]]] = {}
     for batch in batches:
-        for row in _rows(batch, *names):
+        for row in row_tuples(batch, *names):
             found.setdefault(row[0], []).append(row)
     return found
 
 
-def _rows(table: pa.Table | pa.RecordBatch, *names: str) -> Iterator[tuple[Any, ...]]:
-    return zip(*(table.column(name).to_pylist() for name in names), strict=True)
-
-
 def _causes(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[_Key, _Cause]]:
-    return ((row[:3], row[3:]) for row in _rows(table, *_KEY, "filter", "reason", "value"))
+    return ((row[:3], row[3:]) for row in row_tuples(table, *ROW_IDENTITY, "filter", "reason", "value"))
 
 
 def _spread(numbers: Sequence[int], count: int) -> list[int]:

@@ -22,14 +22,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.checks.context import CheckContext, TableFile
-from mm_assets.checks.items import Locator, StoredItems
+from mm_assets.checks.items import StoredItems
 from mm_assets.errors import MediaError, SchemaMismatchError, SourceError, first_line
 from mm_assets.formats import crc32c
 from mm_assets.media.content_types import OWN_ZIPS, sniff_content_type
+from mm_assets.rows.columns import row_tuples
 from mm_assets.rows.parquet import open_table, read_batches
 from mm_assets.rows.references import FETCHED_BY
-from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA
-from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
+from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA, ROW_IDENTITY
+from mm_assets.rows.source_ref import SourceRef, parse_source_ref, with_parsed_source_ref_columns
 from mm_assets.rows.sql import parquet_relation, sql_text
 from mm_assets.sources.base import index_members
 from mm_assets.sources.compressed import is_compressed
@@ -56,6 +57,7 @@ MAX_REREAD = 256  # items of a partition that are read from its shard again, bes
 MIN_REREAD = 8  # of them, where they are large
 MAX_REREAD_BYTES = 4 << 20  # of about all of them: the check must not cost what the stage did
 DIGEST = 16  # bytes
+_FAILED = (*ROW_IDENTITY, "source_ref", "materialize_error")
 NOT_FETCHED = ("materialize_error", "not_materialized")  # reasons of drops
 _DERIVED = ("content", "reread", "texts", "source_refs", "user", "digests")  # from the table whose name is before it
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
@@ -388,8 +390,7 @@ class TableRelations:
 
         A row that was dropped with its sample counts if all of the sample's items are read.
         """
-        names = ("sample_id", "position", "modality", "source_ref", "materialize_error")
-        return table_of(self._readable(), schema_of(*names))
+        return table_of(self._readable(), schema_of(*_FAILED))
 
     def _items(self, table: str) -> Iterator[tuple[Any, ...]]:
         content, refs = self.derived("content", table), self.derived("source_refs", table)
@@ -413,7 +414,7 @@ class TableRelations:
                 checksum = content["crc32c"][row].as_py()
                 if checksum is not None:
                     try:
-                        again = items.read(Locator(*(ref[name] for name in Locator._fields)))
+                        again = items.read(SourceRef(*(ref[name] for name in SourceRef._fields)))
                     except (SourceError, MediaError):
                         yield row, checksum, None
                     else:
@@ -422,22 +423,18 @@ class TableRelations:
 
     def _readable(self) -> Iterator[tuple[Any, ...]]:
         own, store, items = self.context.own_tables[0], self.context.store, StoredItems(self.context)
-        if not store.is_local:
-            made_ns: int | None = 0
-        else:
-            made_ns = os.stat(store.path_of(self._file(own).path)).st_mtime_ns
+        made_ns = os.stat(store.path_of(self._file(own).path)).st_mtime_ns if store.is_local else 0
 
         def reads(source_ref: str | None) -> bool:
             """Whether a locator gives content now; False where that is not tried."""
             try:
-                return items.read(Locator.of(source_ref), changed_before_ns=made_ns) is not None
+                return items.read(parse_source_ref(source_ref), changed_before_ns=made_ns) is not None
             except (SourceError, MediaError):
                 return False
 
-        names = ("sample_id", "position", "modality", "source_ref", "materialize_error")
-        for batch in self.batches(own, names):
+        for batch in self.batches(own, _FAILED):
             failed = pc.and_(batch.column("materialize_error").is_valid(), batch.column("source_ref").is_valid())
-            for row in zip(*(column.to_pylist() for column in batch.filter(failed).columns), strict=True):
+            for row in row_tuples(batch.filter(failed)):
                 if reads(row[3]):
                     yield row
         if len(self.context.own_tables) > 1 and self.context.materialize_mode == "write":
@@ -445,23 +442,21 @@ class TableRelations:
 
     def _readable_drops(self, reads: Callable[[str | None], bool]) -> Iterator[tuple[Any, ...]]:
         """Of the rows that are dropped since their content could not be fetched those whose content is there."""
-        columns = self.parquet(self.context.own_tables[1]).read(
-            ["sample_id", "position", "modality", "filter", "reason", "detail"]
-        )
+        columns = self.parquet(self.context.own_tables[1]).read([*ROW_IDENTITY, "reason", "detail"])
         lost = columns.filter(pc.is_in(columns["reason"], pa.array(NOT_FETCHED)))
-        keys = zip(*(lost[name].to_pylist() for name in ("sample_id", "position", "modality")), strict=True)
-        details = dict(zip(keys, lost["detail"].to_pylist(), strict=True))
+        details = dict(zip(row_tuples(lost, *ROW_IDENTITY), lost["detail"].to_pylist(), strict=True))
         whole = {sample_id for sample_id, _, modality in details if modality == "metadata"}
         found: dict[str, list[tuple[Any, ...]]] = {}
         kept_out: set[str] = set()  # samples that went as a whole, of which an item is not read
-        for batch in self.batches(self.context.source_table, ("sample_id", "position", "modality", "source_ref")):
-            for *key, source_ref in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                if tuple(key) not in details or key[2] in ("metadata", "text"):
+        for batch in self.batches(self.context.source_table, (*ROW_IDENTITY, "source_ref")):
+            for row in row_tuples(batch):
+                sample_id, _, modality = key = row[:3]
+                if key not in details or modality in ("metadata", "text"):
                     continue
-                if reads(source_ref):
-                    found.setdefault(key[0], []).append((*key, source_ref, details[tuple(key)]))
-                elif key[0] in whole:
-                    kept_out.add(key[0])
+                if reads(row[3]):
+                    found.setdefault(sample_id, []).append((*row, details[key]))
+                elif sample_id in whole:
+                    kept_out.add(sample_id)
         for sample_id, rows in found.items():
             if sample_id not in kept_out:
                 yield from rows
@@ -522,8 +517,7 @@ def row_digests(batch: pa.RecordBatch) -> pa.Array:
     """The digest of each row's values, null where all of them are."""
     if not batch.num_columns or all(column.null_count == batch.num_rows for column in batch.columns):
         return pa.nulls(batch.num_rows, pa.binary(DIGEST))
-    rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-    return pa.array(map(values_digest, rows), pa.binary(DIGEST))
+    return pa.array(map(values_digest, row_tuples(batch)), pa.binary(DIGEST))
 
 
 def _sizes_and_sums(batch: pa.RecordBatch) -> tuple[pa.Array, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +31,6 @@ __all__ = [
     "human_size",
     "json_size",
     "made",
-    "media_name",
     "stored",
     "unreadable_item",
 ]
@@ -147,11 +145,6 @@ def stored(name: str, content: Content, content_type: str) -> Media:
 def made(name: str, content_type: str, make: Callable[[], bytes]) -> Media:
     """Media of made bytes."""
     return Media(name=name, content_type=content_type, make=make)
-
-
-def media_name(text: str) -> str:
-    """A name of media, made of any text."""
-    return re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-") or "media"
 
 
 def clean_text(text: str) -> str:

@@ -174,14 +174,12 @@ def _short(value: float) -> str:
 # --- series -----------------------------------------------------------------------------------------------------------
 
 
-def series_item(name: str, series: TimeSeries, *, size: int | None = None) -> Item:
+def series_item(name: str, series: TimeSeries) -> Item:
     """Numbers over time as plots, one for each column or group of columns."""
     facts = {"steps": f"{len(series):,}", "columns": f"{series.values.shape[1]:,}", "dtype": series.values.dtype.name}
     if len(series) > 1:
         facts["duration"] = human_seconds(series.duration_seconds)
         facts["rate"] = f"{(len(series) - 1) / series.duration_seconds:.4g}/s" if series.duration_seconds else "unknown"
-    if size is not None:
-        facts["bytes"] = human_bytes(size)
     drawn = plot(series.timestamps, series.values, series.columns)
     note = ""
     if series.values.shape[1] > MAX_CHANNELS:

@@ -121,7 +121,7 @@ class NDArrayField(Field):
     def empty_value(self) -> npt.NDArray[Any]:
         """Of the field's shape, with 0 for free extents, or (0,) where it has none."""
         shape = (None,) if self.shape is None else self.shape
-        return np.empty([extent or 0 for extent in shape], self.dtype or np.float32)
+        return np.empty([extent or 0 for extent in shape], self._value_dtype or np.float32)
 
     @property
     def _element(self) -> ArraySpec | None:

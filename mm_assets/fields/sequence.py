@@ -173,6 +173,10 @@ class SequenceField(Field):
         for position, _, content in self.item_payloads(metadata, data):
             yield Item("", position, content)
 
+    def writable(self, value: list[tuple[int, Any]] | None) -> list[tuple[int, Any]] | None:
+        """Returns the items as their field makes them writable."""
+        return None if value is None else [(position, self.inner.writable(item)) for position, item in value]
+
     def shown(self, metadata: Buffer, stored: StoredBytes) -> ShownList:
         """Each item as its field shows it, without reading any but those that it reads."""
         num_items, size = self._unpack_record(metadata)[0], self.inner.metadata_type.itemsize

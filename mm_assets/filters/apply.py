@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from mm_assets.errors import FilterError, MmAssetsError, SchemaMismatchError, first_line
 from mm_assets.filters.base import Annotator, Block, Filter, Scope
 from mm_assets.filters.parameters import check_choice
+from mm_assets.rows.columns import row_tuples
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.rows.schema import (
     ALL_FILTERED,
@@ -37,6 +38,7 @@ from mm_assets.rows.schema import (
     MISALIGNED,
     PACKABLE,
     PIPELINE_FILTERS,
+    ROW_IDENTITY,
     DatasetSchema,
     Drop,
 )
@@ -270,7 +272,7 @@ class FilterStream:
 
     def _record(self, block: Block, name: str, verdicts: Mapping[int, Drop], numbers: npt.NDArray[np.int64]) -> None:
         rows = sorted(verdicts)
-        identity = [block.column(c).take(rows).combine_chunks() for c in ("sample_id", "position", "modality")]
+        identity = [block.column(c).take(rows).combine_chunks() for c in ROW_IDENTITY]
         columns = zip(*((name, *verdicts[row][1:]) for row in rows), strict=True)
         why = [pa.array(c, field.type) for c, field in zip(columns, list(DROPPED_SCHEMA)[3:], strict=True)]
         dropped = pa.RecordBatch.from_arrays([*identity, *why], schema=DROPPED_SCHEMA)
@@ -290,7 +292,7 @@ class FilterStream:
         dropped_by: dict[str, set[str]] = {sample_id: set() for sample_id in ids.to_pylist()}
         for _, batch in self._waiting if dropped_by else ():  # the drops of a sample are released after its block
             of_these = batch.filter(pc.is_in(batch.column("sample_id"), value_set=ids.combine_chunks()))
-            for sample_id, name in zip(of_these.column(0).to_pylist(), of_these.column(3).to_pylist(), strict=True):
+            for sample_id, name in row_tuples(of_these, "sample_id", "filter"):
                 dropped_by[sample_id].add(name)
         for row, names in zip(starts.tolist(), dropped_by.values(), strict=True):
             yield Drop(row, ALL_FILTERED if names and not names & PIPELINE_FILTERS else "no_content_rows", None)

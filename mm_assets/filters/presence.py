@@ -24,6 +24,7 @@ class HasModalitiesFilter(Filter):
 
     def __init__(self, *, modalities: Sequence[str] | None = None) -> None:
         self.modalities = check_names("modalities", modalities)
+        self.reasons = frozenset(f"no_{modality}" for modality in self.modalities)
 
     def judge(self, block: Block) -> Iterable[Drop]:
         """``no_<modality>`` for the first that the sample lacks."""

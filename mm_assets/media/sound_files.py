@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
-from mm_assets.media import flac
+from mm_assets.media import flac, opus
 from mm_assets.media.container_damage import find_damage, ogg_links
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.extents import Extent, extent_of, wav_chunks, wav_with_size
@@ -76,9 +75,7 @@ _VORBIS_ORDER = {  # the channels of Vorbis and Opus, in the order of WAV: left,
     7: (0, 2, 1, 6, 5, 3, 4),
     8: (0, 2, 1, 7, 5, 6, 3, 4),
 }
-_OPUS_FRAMES = (*(480, 960, 1920, 2880) * 3, *(480, 960) * 2, *(120, 240, 480, 960) * 4)  # samples by configuration
 _IMAGE_CODECS = ("mjpeg", "png", "bmp", "gif", "webp", "tiff")  # of covers and of chapters' images
-_LAST_PAGE = 4  # flag of an Ogg page
 _MAX_FRAMES = 1 << 48  # more than any file has
 _BLOCK = 1 << 17  # samples of all channels, that libsndfile decodes at a time
 _FINE = 4096  # samples per channel, where the end of what decodes is looked for
@@ -131,15 +128,11 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
             sound = stack.enter_context(_open_av(view, codec))
         except MediaError:
             is_wav = codec == "wav" and bytes(view[:4]) in (b"RIFF", b"RF64")
-            if is_wav and bytes(view[20:22]) not in _WAV_FORMATS:  # one that libsndfile does not know
-                sound = stack.enter_context(_open_av(view, codec))
-                if whole:
-                    _check_whole(view, codec, sound)
-                yield sound
-                return
-            if whole:  # a file that is truncated early is not opened, and the decoder's words do not say why
-                _check_whole(view, codec, None)
-            raise
+            if not is_wav or bytes(view[20:22]) in _WAV_FORMATS:
+                if whole:  # a file that is truncated early is not opened, and the decoder's words do not say why
+                    _check_whole(view, codec, None)
+                raise
+            sound = stack.enter_context(_open_av(view, codec))  # an encoding that libsndfile does not know
         if whole:
             _check_whole(view, codec, sound)
         yield sound
@@ -148,7 +141,7 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
 def _opener(view: memoryview, codec: str, length: int) -> AbstractContextManager[OpenAudio]:
     packet = 27 + view[26] if codec == "ogg" and len(view) > 26 else 0  # the first one, which names Ogg's codec
     head = bytes(view[packet : packet + 8])
-    if codec in _BY_AV or head.startswith(_OGG_BY_AV) or (head == b"OpusHead" and _has_opus_holes(view)):
+    if codec in _BY_AV or head.startswith(_OGG_BY_AV) or (head == b"OpusHead" and opus.has_holes(view)):
         return _open_av(view, codec)
     if codec == "ogg" and len(links := ogg_links(view)) > 1:
         return _open_chain(links, length)
@@ -324,31 +317,6 @@ def _in_wav_order(
     if order is None:
         return blocks
     return lambda dtype: (block[:, order] for block in blocks(dtype))
-
-
-def _has_opus_holes(view: memoryview) -> bool:
-    """Whether an Opus in Ogg has pages whose time is not that of their packets: libsndfile refuses such files."""
-    at, last, length, is_whole = 0, 0, 0, True
-    while at + 27 <= len(view) and bytes(view[at : at + 4]) == b"OggS":
-        flags, time = struct.unpack_from("<Bq", view, at + 5)
-        lacing = bytes(view[at + 27 : at + 27 + view[at + 26]])
-        at, total = at + 27 + len(lacing), 0
-        for size in lacing:
-            if is_whole and at + 2 <= len(view):
-                length = _opus_length(bytes(view[at : at + 2]))
-            at, is_whole = at + size, size < 255
-            total += length if is_whole else 0
-        is_cut = flags & _LAST_PAGE and time - last < total  # padding at the end
-        if last and time > 0 and time - last != total and not is_cut:
-            return True
-        last = max(last, time)  # 0 on the pages before the first with audio, -1 where no packet ends
-    return False
-
-
-def _opus_length(head: bytes) -> int:
-    """Samples at 48 kHz of an Opus packet, by its first two bytes (RFC 6716, section 3.1)."""
-    code = head[0] & 3
-    return (1, 2, 2, head[1] & 63)[code] * _OPUS_FRAMES[head[0] >> 3]
 
 
 class _File:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES, PUBLISHED
+from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES, PUBLISHED, TABLES
 from mm_assets.pipeline.records import canonical_json, digest_fault
 from mm_assets.pipeline.store import WITHDRAWN, DatasetStore
 from mm_assets.storage.store import ListedFile, Store
@@ -259,13 +259,14 @@ def verify_tables(store: Store, packed: Container[str]) -> tuple[int, list[str]]
     for name in store.sizes(PUBLISHED.name):
         content = None if name.endswith(WITHDRAWN) else store.found_bytes(name)
         with suppress(ValueError, KeyError, TypeError, AttributeError):  # it is not a marker then, and does not count
-            marker = json.loads(content or b"{}")
-            made = [marker["files"][form]["sha256"] for form in PACKED_STAGES if form in marker["files"]]
-            if marker.get("added"):
-                made.append(marker["added"]["file"]["sha256"])
-            if any(sha256 in packed for sha256 in made):
-                tables = {file["path"]: file["sha256"] for n, file in marker["files"].items() if n not in PACKED_STAGES}
-                listed |= {**tables, marker["record"]["path"]: marker["record"]["sha256"]}
+            value = json.loads(content or b"{}")
+            marker = Marker.of(value)  # whose files have the names that its key gives them
+            files = [*marker.packed.values(), *([marker.added["file"]] if marker.added else [])]
+            is_named = name.startswith(f"{PUBLISHED.name}/{marker.key}.")
+            if is_named and any(file["sha256"] in packed for file in files):
+                names = sorted(marker.tables.keys() & set(TABLES))
+                listed |= {DatasetStore.table(table, marker.key): value["files"][table]["sha256"] for table in names}
+                listed[DatasetStore.records_name(marker.key)] = marker.record[1]
 
     def fault(name: str) -> str | None:
         if not store.exists(name):

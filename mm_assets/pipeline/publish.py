@@ -1,4 +1,4 @@
-"""Publication: markers, versioned manifests, the catalog of views, and cleaning up.
+"""Publication: markers, versioned manifests, and cleaning up.
 
 A marker is a partition's last file: it is written only when every stage's record is there, made from one another, with
 the current configuration, and with every check passed. A manifest lists the partitions whose marker still matches their
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mm_assets.dataset.manifest import PACKED_NAME, make_manifest
-from mm_assets.errors import ChangedError, SchemaMismatchError, SourceError, first_line
+from mm_assets.errors import ChangedError, SchemaMismatchError, SourceError
 from mm_assets.pipeline.added_streams import FORMAT as GROWING_FORMAT
 from mm_assets.pipeline.added_streams import added_streams, carried_over
 from mm_assets.pipeline.chain import (
@@ -38,24 +38,21 @@ from mm_assets.pipeline.losses import published_losses, sum_losses
 from mm_assets.pipeline.markers import Listed, Marker
 from mm_assets.pipeline.pending import Present, lost_files, stage_fault
 from mm_assets.pipeline.records import MARKER_VERSION, StageRecord, canonical_json, digest_fault, size_fault
-from mm_assets.pipeline.store import RECORDS, WITHDRAWN, DatasetStore
+from mm_assets.pipeline.sql_views import catalog_text
+from mm_assets.pipeline.store import RECORDS, DatasetStore
 from mm_assets.pipeline.version_facts import note_facts, surplus_facts
 from mm_assets.pipeline.work import PartitionWork
-from mm_assets.rows.schema import FILE_COLUMN, DatasetSchema
-from mm_assets.rows.sql import literal_path, parquet_relation, sql_text
 from mm_assets.storage.store import Snapshot, Store
 
 __all__ = [
     "CleanReport",
     "ManifestReport",
     "build_manifest",
-    "catalog_statements",
     "clean",
     "current_manifest",
     "missing_streams",
     "partitions_in_manifest",
     "publish",
-    "sql_connection",
 ]
 
 _LOOKED_AT_SECONDS = 86_400.0
@@ -260,7 +257,7 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
     digest = hashlib.sha256(content).hexdigest()
     if content != newest.content or not store.exists(f"manifests/{digest}.json"):
         store.write_bytes(f"manifests/{digest}.json", content)
-    catalog = _catalog(dataset, schema).encode()
+    catalog = catalog_text(dataset, schema).encode()
     if store.found_bytes("catalog.sql") != catalog:
         store.write_bytes("catalog.sql", catalog)
     store.replace(newest, content)
@@ -428,79 +425,6 @@ def _made_again(marker: Marker, size_of: Callable[[str], int | None], tables: Co
         if fault := size_fault(size, size_of(path)):
             return f"{path} {fault}"
     return None
-
-
-# A view's statement is bound when the view is made, which would read the columns of every file.
-_ONE_SHAPE = "set variable union_by_name = false;\n"
-_ANY_SHAPE = "set variable union_by_name = true;\n"
-# Earlier releases take a condition on the files' own column `filename` for one on their paths (duckdb#24204).
-_NEW_DUCKDB = """set variable duckdb_release = case when version() < 'v2'
-    then error('a table of this dataset has a column "filename", by which DuckDB filters wrongly before release 2.0')
-    else version() end;
-"""
-
-
-def _views() -> dict[str, str]:
-    """Returns the statement that makes each view over all partitions of a dataset, by the view's name."""
-    root, file = "getvariable('root')", sql_text(FILE_COLUMN)
-    union = "coalesce(getvariable('union_by_name'), true)"
-    selected = {
-        # The partition comes first: of two columns with one name, DuckDB renames the second.
-        table: f"select parse_filename({FILE_COLUMN}, true) as partition, * "
-        f"from {parquet_relation(root, below=f'{table}/*.parquet', filename=file, union_by_name=union)}"
-        for table in TABLES
-    }
-    selected[PUBLISHED.name] = (
-        f"select distinct on (partition) partition, num_samples from read_json({literal_path(root)} || "
-        f"'/{PUBLISHED.name}/*.json', columns = {{partition: 'varchar', num_samples: 'bigint'}}, "
-        f"filename = {file}, hive_partitioning = false) where not ends_with({FILE_COLUMN}, '{WITHDRAWN}')"
-    )
-    return {view: f"create or replace view {view} as {select};\n" for view, select in selected.items()}
-
-
-def _catalog(dataset: DatasetStore, schema: DatasetSchema) -> str:
-    columns = {column.name.casefold() for column in (*schema.user_columns, *schema.annotator_columns)}
-    return (
-        "-- Views over every partition of this dataset. Set first the folder of this file, without a final slash:\n"
-        f"-- set variable root = '{dataset.spec.name}';\n"
-        f"{_NEW_DUCKDB if 'filename' in columns else ''}"
-        f"{_ONE_SHAPE}"
-        f"{''.join(_views().values())}"
-        "-- Partitions made before and after a change of columns are queried together, for which DuckDB reads the\n"
-        "-- columns of every file. Where all have the same, `false` makes queries over few of many partitions faster.\n"
-        f"{_ANY_SHAPE}"
-    )
-
-
-def catalog_statements(dataset: DatasetStore) -> dict[str, str]:
-    """The statements that make the catalog's views, in order, by the view's name, and two others by what they set.
-
-    Views of tables that no run has made yet are left out. The variable `root` has to be `DatasetStore.duckdb_path("")`.
-
-    Raises:
-        SourceError: a folder could not be listed.
-    """
-    views = {view: statement for view, statement in _views().items() if dataset.store.sizes(view)}
-    return {"one shape": _ONE_SHAPE, **views, "any shape": _ANY_SHAPE}
-
-
-def sql_connection(dataset: DatasetStore) -> Any:
-    """Returns a DuckDB connection with the catalog's views, without those of tables that no run has made yet.
-
-    Raises:
-        SourceError: a folder cannot be listed, or a table cannot be read.
-    """
-    import duckdb
-
-    statements, connection = catalog_statements(dataset), dataset.duckdb()
-    try:
-        connection.execute("set variable root = ?", [dataset.duckdb_path("")])
-        for statement in statements.values():
-            connection.execute(statement)
-    except duckdb.Error as error:
-        connection.close()
-        raise SourceError(dataset.store.url, f"the tables cannot be read: {first_line(error)}") from error
-    return connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

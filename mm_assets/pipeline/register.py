@@ -23,7 +23,16 @@ from mm_assets.pipeline.spec import DatasetSpec, plain
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.base import shard_suffixes, source_formats
 from mm_assets.storage.listing import Listing, ShardFile, expand_shards
-from mm_assets.storage.urls import filesystem, is_local, is_web, local_path, normalized_url, protocols
+from mm_assets.storage.urls import (
+    before_pattern,
+    filesystem,
+    is_local,
+    is_web,
+    local_path,
+    normalized_url,
+    protocols,
+    without_query,
+)
 from mm_assets.summaries import counted
 
 __all__ = [
@@ -152,7 +161,7 @@ def _readable_path(url: str, folder: str) -> str:
     """Returns the path of a shard below a folder, as its names are without the escapes and the query of a URL."""
     if not is_web(url):
         return url.removeprefix(folder)
-    path = url.partition("?")[0].partition("#")[0].removeprefix(folder)
+    path = without_query(url).removeprefix(folder)
     return unquote(path.partition("://")[2] or path, errors="surrogateescape")
 
 
@@ -180,7 +189,7 @@ def no_shards(spec: DatasetSpec, skipped: Sequence[str] = (), *, registered: int
     named = "" if spec.where == "arguments" else f" (`shards` of {spec.where})"
     said = f"no shard was found there{more}{named}"
     if is_local(spec.shards):
-        place = re.split(r"[*?\[{]", spec.shards, maxsplit=1)[0]
+        place = before_pattern(spec.shards)
         folder = place if place == spec.shards else os.path.dirname(place)
         if folder and not os.path.lexists(local_path(folder)):
             what = "such file or folder" if place == spec.shards else f"folder {local_path(folder)}"

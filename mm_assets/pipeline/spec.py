@@ -39,7 +39,7 @@ from mm_assets.pipeline.spec_errors import config_error, shown
 from mm_assets.pipeline.ui_names import CRON, POOL, check_cron, check_pool, check_tags
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
-from mm_assets.storage.urls import is_local, normalized_url, split_signature, unreadable
+from mm_assets.storage.urls import is_local, normalized_url, split_signature, url_fault
 
 __all__ = ["NOT_DECISIVE", "DatasetSpec", "EngineOptions", "ParquetOptions", "plain"]
 
@@ -90,7 +90,7 @@ def _check_root(root: object) -> object:
 
 
 def _check_url(url: str) -> str:
-    if (why := unreadable(url)) is not None:
+    if (why := url_fault(url)) is not None:
         raise ValueError(f"is {url!r}, which {why}")
     return url
 

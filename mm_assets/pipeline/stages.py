@@ -40,10 +40,10 @@ from mm_assets.pipeline.run import Run, StageResult
 from mm_assets.pipeline.shard_content import content_digest
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.work import PartitionWork
-from mm_assets.rows.columns import Kept, Origin
+from mm_assets.rows.columns import Kept, Origin, row_tuples
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import read_batches, sample_groups
-from mm_assets.rows.schema import KEPT
+from mm_assets.rows.schema import KEPT, ROW_IDENTITY
 from mm_assets.rows.user_columns import is_rare
 from mm_assets.sources.base import index_members, missing_end
 from mm_assets.sources.member import ShardDamage
@@ -227,22 +227,21 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
             judge,
             fetch=(lambda batches: _materialize(run, batches)) if spec.materialize == "write" else None,
         )
-        faulty: dict[str, set[tuple[Any, ...]]] = {}  # what is packed in spite of a fault, by reason
+        faulty: dict[str, dict[tuple[Any, ...], set[str]]] = {}  # by reason and row, the fields at fault
         with run.write(DROPPED) as dropped, run.write(UNDECODABLE) as undecodable, run.write() as kept:
 
             def write_losses() -> None:
                 for found in (*judge.take_undecodable(), *judge.take_faulty()):
                     undecodable.write(found)
-                    for *identity, reason, action in _columns(found, *_IDENTITY, "field", "reason", "action"):
+                    for *row, field, reason, action in row_tuples(found, *ROW_IDENTITY, "field", "reason", "action"):
                         if action == "keep":
-                            faulty.setdefault(f"{KEPT}.{reason}", set()).add(tuple(identity))
+                            faulty.setdefault(f"{KEPT}.{reason}", {}).setdefault(tuple(row), set()).add(field)
                 for drop in stream.take_dropped():  # what is dropped after it was judged
                     dropped.write(drop)
                     run.preview.observe_dropped(drop)
-                    if faulty:
-                        gone = set(_columns(drop, *_IDENTITY))
-                        for reason, items in faulty.items():
-                            faulty[reason] = {item for item in items if item[:3] not in gone}
+                    for dropped_row in row_tuples(drop, *ROW_IDENTITY) if faulty else ():
+                        for rows in faulty.values():
+                            rows.pop(dropped_row, None)
 
             for batch in stream:
                 kept.write(run.preview.observe(batch))
@@ -254,7 +253,7 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
             "judged": judge.num_judged,
             "undecodable": judge.num_undecodable,
             "content_bytes": run.preview.content_bytes,
-            **{reason: len(items) for reason, items in sorted(faulty.items()) if items},
+            **{reason: sum(map(len, rows.values())) for reason, rows in sorted(faulty.items()) if rows},
         }
         notes = (*stream.notes, *_media_notes(judge, spec), *_unplaced_notes(judge, stream.counts, run))
         return counts, notes
@@ -274,14 +273,6 @@ def _limits(spec: DatasetSpec) -> dict[str, Any]:
     ]
     found = {"thresholds": thresholds, "measures": measures}
     return {name: value for name, value in found.items() if value}
-
-
-_IDENTITY = ("sample_id", "position", "modality")  # of a row
-
-
-def _columns(batch: pa.RecordBatch, *names: str) -> Iterator[tuple[Any, ...]]:
-    """The values of some columns, row by row."""
-    return zip(*(batch.column(name).to_pylist() for name in names), strict=True)
 
 
 TABLE_STAGES: Mapping[Stage, Callable[[PartitionWork], StageResult]] = {

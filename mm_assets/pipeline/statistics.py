@@ -20,7 +20,7 @@ from mm_assets.errors import SourceError, first_line
 from mm_assets.fields.measures import UNITS, measures
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
 from mm_assets.pipeline.losses import LossTotal, listed_totals
-from mm_assets.pipeline.publish import sql_connection
+from mm_assets.pipeline.sql_views import sql_connection
 from mm_assets.pipeline.store import DatasetStore
 
 __all__ = ["Distribution", "ModalityStatistics", "Statistics", "statistics"]

@@ -31,6 +31,7 @@ __all__ = ["RECORDS", "WITHDRAWN", "DatasetStore"]
 
 RECORDS_VERSION = 1  # of the file with the records of a partition
 RECORDS = "records"  # the folder of these files
+_MAX_KEYS_IN_MESSAGE = 5
 _READS = 8  # of small files at a time
 WITHDRAWN = ".withdrawn.json"  # the end of the name of a marker that counts no more
 _MARKER = re.compile(rf"(?P<key>.+?)(\.[0-9a-f]{{16}})?({re.escape(WITHDRAWN)}|\.json)")
@@ -416,7 +417,6 @@ def _listed(shard: ShardFile) -> dict[str, Any]:
     return made if shard.times is None else {**made, "times": shard.times}
 
 
-def _some(names: Iterable[str], limit: int = 5) -> str:
+def _some(names: Iterable[str]) -> str:
     listed = sorted(names)
-    shown = ", ".join(listed[:limit])
-    return (shown + ", …" if len(listed) > limit else shown) or "none"
+    return ", ".join(listed if len(listed) <= _MAX_KEYS_IN_MESSAGE else [*listed[:_MAX_KEYS_IN_MESSAGE], "…"]) or "none"

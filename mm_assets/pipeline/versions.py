@@ -29,7 +29,6 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.pipeline.version_facts import VersionFacts, read_facts, setting_changes
 from mm_assets.rows.sql import parquet_relation, sql_text
 from mm_assets.storage.store import Store
-from mm_assets.summaries import counted
 
 __all__ = [
     "CHANGES",
@@ -572,8 +571,3 @@ def _fingerprints(reader: Any, names: Sequence[str]) -> Iterator[pa.Table]:
                 sums, sizes = (pa.array(part[start:stop].astype(np.uint64), mask=absent) for part in column[1:])
             arrays |= {f"m{number}": sums, f"s{number}": sizes}
         yield pa.table(arrays)
-
-
-def change_said(counts: Mapping[str, int]) -> str:
-    """How many samples differ, in words."""
-    return ", ".join(f"{counted(counts[change], 'sample')} {change}" for change in CHANGES)

@@ -19,7 +19,17 @@ from mm_assets.rows.user_columns import UNFIT, Converter, converter
 from mm_assets.sources.text_members import ParsedObject
 from mm_assets.summaries import counted, summarize
 
-__all__ = ["Kept", "MemberIndex", "Origin", "Rejects", "RowBuilder", "RowStream", "content_views", "views"]
+__all__ = [
+    "Kept",
+    "MemberIndex",
+    "Origin",
+    "Rejects",
+    "RowBuilder",
+    "RowStream",
+    "content_views",
+    "row_tuples",
+    "views",
+]
 
 MemberIndex = Callable[[], Iterator[pa.RecordBatch]]
 """Reads the member index of a partition's containers from its start, shard by shard."""
@@ -33,6 +43,12 @@ MAX_NAMED = 5  # of them in a note
 FLUSH_REJECTS = 8 << 10
 
 NO_COLUMN, NULL_CAST, REPAIRED_JSON = f"{KEPT}.no_column", f"{KEPT}.null_cast", f"{KEPT}.repaired_json"
+
+
+def row_tuples(table: pa.Table | pa.RecordBatch, *names: str) -> Iterator[tuple[Any, ...]]:
+    """Yields the values of some columns, or of all columns if none is named, row by row."""
+    columns = [table.column(name) for name in names] if names else table.columns
+    return zip(*(column.to_pylist() for column in columns), strict=True)
 
 
 class Origin(NamedTuple):

@@ -24,7 +24,6 @@ from mm_assets.rows.source_ref import SourceRefWriter, build_source_ref
 from mm_assets.rows.user_columns import Converter, structural_keys
 from mm_assets.sources.base import Source, text_encoding
 from mm_assets.sources.compressed import content_name
-from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
     Sample,
@@ -144,13 +143,14 @@ class _Builder(RowBuilder):
             first = members.find(member.member, "")
             where = "" if first is None or first.byte_offset is None else f" at byte {first.byte_offset}"
             self._reject_member(member, "repeated_member", f"an earlier member has this name{where}")
+        encoding = text_encoding(source, self.layout.encoding)
         with closing(
             TextMembers(
                 source,
                 members,
                 is_text=self._is_text,
                 max_bytes=self.layout.max_text_bytes,
-                decode=partial(_decoded, encoding=text_encoding(source, self.layout.encoding)),
+                decode=lambda _, payload: decode_text(payload, encoding),
             )
         ) as texts:
             samples, set_aside = self._without_claimed(members, texts)
@@ -417,10 +417,6 @@ def _content_type(extension: str) -> str | None:
 
 def _ref(shard: _Shard, member: Member, frame: int | None = None) -> str:
     return shard.ref(member.member, member.byte_offset, member.byte_size, frame)
-
-
-def _decoded(_: Member, payload: bytes, *, encoding: str) -> Decoded:
-    return decode_text(payload, encoding)
 
 
 def _encoding(read: Read) -> str | None:

@@ -40,6 +40,7 @@ __all__ = [
     "QUERY_COLUMNS",
     "REJECTS_SCHEMA",
     "RESERVED_COLUMNS",
+    "ROW_IDENTITY",
     "UNDECODABLE_SCHEMA",
     "DatasetSchema",
     "Drop",
@@ -75,6 +76,9 @@ SIZE_COLUMN, CHECKSUM_COLUMN = "binary_content_size", "binary_content_crc32c"
 FILE_COLUMN = "mm_assets_file"
 QUERY_COLUMNS: frozenset[str] = frozenset({"partition", FILE_COLUMN, "file_row_number", SIZE_COLUMN, CHECKSUM_COLUMN})
 """The columns that the tables of a stage, or queries over them, add to a row table (docs/pipeline.md, "Row schema")."""
+
+ROW_IDENTITY = ("sample_id", "position", "modality")
+"""The columns that tell the rows of a row table apart."""
 
 METADATA_POSITION = -1  # position of a sample's one metadata row; content rows count from 0
 

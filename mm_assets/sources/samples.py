@@ -5,7 +5,6 @@ Grouping holds the member index of one shard, never a payload. Samples are in th
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from mm_assets.errors import SourceError
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, plain_name
+from mm_assets.storage.urls import before_pattern, without_query
 
 __all__ = [
     "MODALITY_OF_EXTENSION",
@@ -208,11 +208,10 @@ def id_prefixes(shards: Mapping[str, Sequence[str]], declared: str) -> dict[str,
 
 
 def _path_below(url: str, declared: str) -> str:
-    head = re.split(r"[*?\[{]", declared, maxsplit=1)[0]
+    url, head = without_query(url), before_pattern(declared)
     roots = [head.rstrip("/") + "/"] if declared and head == declared else []  # of a folder; a file is below its own
     found = next((root for root in (*roots, head[: head.rfind("/") + 1]) if root and root in url), None)
-    path = url.rsplit("/", 1)[-1] if found is None else url[url.index(found) + len(found) :]
-    return path.partition("?")[0] if url.startswith(("http://", "https://")) else path  # without a signature
+    return url.rsplit("/", 1)[-1] if found is None else url[url.index(found) + len(found) :]
 
 
 def _without_suffix(path: str, suffixes: Sequence[str]) -> str:

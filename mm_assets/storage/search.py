@@ -25,7 +25,7 @@ from fsspec.utils import glob_translate
 from mm_assets.errors import SourceError
 from mm_assets.storage.braces import expand_braces
 from mm_assets.storage.s3_listing import list_objects
-from mm_assets.storage.urls import http_status, is_web, protocols, public_url, reason
+from mm_assets.storage.urls import http_status, protocols, public_url, reason, without_query
 
 __all__ = ["FileSearch"]
 
@@ -112,7 +112,7 @@ class FileSearch:
         paths = [path for path, kind in entries if kind == "file"]
         for path, info in zip(paths, self._infos(paths), strict=True):
             if info:
-                yield unquote(_place(path).rpartition("/")[2]), info
+                yield unquote(without_query(path).rpartition("/")[2]), info
 
     def skip(self, path: str, why: str) -> None:
         """Reports that a file is not used."""
@@ -168,7 +168,7 @@ class FileSearch:
                 raise SourceError(public_url(self.fs, path), f"cannot be read: {reason(error)}") from error
             return None
         if self._is_web:
-            place = _place(path)
+            place = without_query(path)
             is_page, is_named = info.get("mimetype") == "text/html", place.lower().endswith(self._suffixes)
             if is_pattern and is_page and is_named:  # a server that answers everything by a page
                 return None
@@ -193,7 +193,9 @@ class FileSearch:
             files = ((info["name"], info) for info in listed)
         else:
             files = iter(self.fs.find(path, detail=True).items())
-        self.files.update((place, info) for place, info in files if _place(place).lower().endswith(self._suffixes))
+        self.files.update(
+            (place, info) for place, info in files if without_query(place).lower().endswith(self._suffixes)
+        )
 
     def _add_matching(self, path: str) -> None:
         folder, pattern = self._split(path)
@@ -203,7 +205,7 @@ class FileSearch:
         start = len(folder.rstrip("/")) + 1
         with suppress(FileNotFoundError):  # there is no such folder or bucket, as the first read shows
             for place, info in files:
-                name = _place(place)[start:] if self._is_web else place[start:]
+                name = without_query(place)[start:] if self._is_web else place[start:]
                 if matches(unquote(name) if self._is_web else name):
                     self.files[place] = info
 
@@ -291,16 +293,11 @@ class FileSearch:
         entries: dict[str, str] = {}  # by place without a query, which links that sort the page have
         for info in self.fs.ls(folder, detail=True):
             url = unescape(info["name"]).replace("/./", "/")
-            place = _place(url)
+            place = without_query(url)
             if place.startswith(folder) and place != folder and (place not in entries or url == place):
                 entries[place] = url
         found = [(place if place.endswith("/") else url, place) for place, url in sorted(entries.items())]
         return folder, [(url, "folder" if place.endswith("/") else "file") for url, place in found]
-
-
-def _place(path: str) -> str:
-    """Returns a URL of HTTP without its query and fragment; any other path as it is."""
-    return re.split("[?#]", path, maxsplit=1)[0] if is_web(path) else path
 
 
 @lru_cache(64)

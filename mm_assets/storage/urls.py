@@ -27,6 +27,7 @@ __all__ = [
     "CHAINED",
     "NO_SIZE",
     "Options",
+    "before_pattern",
     "credentials_fault",
     "filesystem",
     "http_status",
@@ -42,7 +43,8 @@ __all__ = [
     "split_signature",
     "storage_errors",
     "storage_fault",
-    "unreadable",
+    "url_fault",
+    "without_query",
 ]
 
 # Connections of an S3 client: the ranges of a random batch are requested together, and its own default is 10.
@@ -113,6 +115,16 @@ def is_web(url: str) -> bool:
     return url.startswith(_WEB)
 
 
+def without_query(url: str) -> str:
+    """Returns a URL that HTTP reads without its query and fragment; any other path or URL as it is."""
+    return re.split("[?#]", url, maxsplit=1)[0] if is_web(url) else url
+
+
+def before_pattern(url: str) -> str:
+    """Returns the part of a path, URL or pattern before the first ``*``, ``?``, ``[`` or ``{`` in it."""
+    return re.split(r"[*?\[{]", url, maxsplit=1)[0]
+
+
 def is_chain(url: str) -> bool:
     """Whether a text is several paths or URLs with ``::`` between them, and not a name that has it."""
     if "::" not in url:
@@ -125,8 +137,8 @@ def is_chain(url: str) -> bool:
     return not os.path.lexists(local_path(url if end < 0 else url[:end]))
 
 
-def unreadable(url: str) -> str | None:
-    """What is wrong with a text that is given for a place, by its form alone, and what to do; None for any other."""
+def url_fault(url: str) -> str | None:
+    """Returns what is wrong with a text given for a path or URL, by its form alone, and what to do; None if nothing."""
     if url.startswith("pipe:"):
         return "is a command, which is not run: name the file or URL that it reads"
     if url == "-":
@@ -328,22 +340,24 @@ def credentials_fault(error: BaseException) -> str | None:
     names = _names(error)
     for fault, known in _CREDENTIALS_FAULTS.items():
         if name := next((name for name in known if name in names), None):
-            replies = (getattr(cause, "response", None) for cause in _causes(error))
-            said = next((reply["Error"].get("Message") for reply in replies if isinstance(reply, Mapping)), None)
-            said = said or next((str(cause) for cause in _causes(error) if type(cause).__name__ == name), None)
-            return fault.replace("{}", f"{name}: {said}" if said else name)
+            message = next((reply.get("Message") for reply in _replies(error)), None)
+            message = message or next((str(cause) for cause in _causes(error) if type(cause).__name__ == name), None)
+            return fault.replace("{}", f"{name}: {message}" if message else name)
     return None
 
 
 def _names(error: BaseException) -> set[str]:
     """The codes of a storage's replies in an error and what caused it, and the names of their classes."""
-    names = set()
+    names = {cls.__name__ for cause in _causes(error) for cls in type(cause).__mro__}
+    return names | {str(reply.get("Code")) for reply in _replies(error)}
+
+
+def _replies(error: BaseException) -> Iterator[Mapping[str, Any]]:
+    """What a storage says is wrong, of botocore's errors."""
     for cause in _causes(error):
-        names |= {cls.__name__ for cls in type(cause).__mro__}
-        reply = getattr(cause, "response", None)  # of botocore's errors
+        reply = getattr(cause, "response", None)
         if isinstance(reply, Mapping):
-            names.add(str(reply.get("Error", {}).get("Code")))
-    return names
+            yield reply.get("Error", {})
 
 
 _SLOW_DOWN = (429, 503)  # of HTTP: too many requests, and S3's "SlowDown"

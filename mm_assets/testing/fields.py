@@ -27,7 +27,7 @@ import mm_assets
 from mm_assets.dataset.manifest import FORMATS
 from mm_assets.display import KINDS, MAX_DATA, Content, value_item
 from mm_assets.errors import ConfigError, EncodeError, FormatError, LimitError
-from mm_assets.fields import FIELD_NAMES, FIELD_TYPES, Encoded, Field, SequenceField, field_from_config
+from mm_assets.fields import FIELD_NAMES, FIELD_TYPES, ArraySpec, Encoded, Field, SequenceField, field_from_config
 
 __all__ = ["FieldSuite", "damaged", "flipped", "same"]
 
@@ -215,7 +215,11 @@ class FieldSuite:
                     assert dataset[1]["value"] is None or same(dataset[1]["value"], self.cases[0][1])
 
     def test_the_empty_value_is_like_the_others(self) -> None:
-        """The arrays of a value without elements have the dtype and rank of those in every value that has them."""
+        """Every configuration has a value without elements, whose arrays have the dtype and rank of the others'."""
+        for field in self.fields:
+            empty, layout = field.empty_value, field.value_layout
+            if isinstance(layout, ArraySpec) and isinstance(empty, np.ndarray):
+                assert (empty.dtype, empty.ndim) == (layout.dtype, len(layout.shape))
         values = [self.field.decode(*self.field.encode(value)) for value, _ in self.cases]
         for path, empty in _arrays_by_path(self.field.empty_value):
             found = {

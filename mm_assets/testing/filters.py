@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import ConfigError
+from mm_assets.fields.user_code import is_own
 from mm_assets.filters import Annotator, Block, Drop, Filter, FilterStream, build_annotator, build_filter
 from mm_assets.rows.schema import DatasetSchema
 
@@ -107,6 +108,17 @@ class FilterSuite:
             list(stream)
             rows = [row for part in stream.take_dropped() for row in part.to_pylist()]
             assert {(row["sample_id"], row["position"]): row["reason"] for row in rows} == expected
+
+    def test_reasons_are_those_that_checks_know(self) -> None:
+        """A built-in filter drops for a reason that it names, or by a threshold and with a value on its other side."""
+        judging = self.build()
+        sides = {limit.reason: (limit.keeps, limit.value) for limit in judging.thresholds()}
+        for samples, _ in self.cases if is_own(type(judging)) else ():
+            for drop in self.build().judge(Block(make_rows(samples))):
+                if drop.reason not in judging.reasons:
+                    keeps, limit = sides[drop.reason]
+                    assert drop.value is not None
+                    assert drop.value < limit if keeps == "at_least" else drop.value > limit
 
     def test_something_is_kept_and_something_dropped(self) -> None:
         """The cases show both verdicts: a filter that drops all rows, or none, is not tested by them."""

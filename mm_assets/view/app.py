@@ -120,24 +120,22 @@ class Viewer:
         }
 
 
-def build_app(backend: Backend, *, token: str, hosts: Iterable[str] = (), routes: Sequence[BaseRoute] = ()) -> Guard:
+def build_app(backend: Backend, *, token: str, hosts: Iterable[str] = ()) -> Guard:
     """The application over a backend.
 
     Args:
         backend: what is looked at.
         token: what every request must have, in its cookie or its URL.
         hosts: names by which the server may be called, beside localhost and IP addresses.
-        routes: further routes.
     """
-    return Guard(build_viewer(backend, routes), token=token, hosts=hosts)
+    return Guard(build_viewer(backend), token=token, hosts=hosts)
 
 
-def build_viewer(backend: Backend, routes: Sequence[BaseRoute] = (), *, is_listed: bool = False) -> Starlette:
+def build_viewer(backend: Backend, *, is_listed: bool = False) -> Starlette:
     """Builds the routes over a backend, which answer every caller: a `Guard` comes before them. They may be mounted.
 
     Args:
         backend: what is looked at.
-        routes: further routes.
         is_listed: whether the page above lists it among others, to which its own pages lead back.
     """
     own: list[BaseRoute] = [
@@ -161,7 +159,7 @@ def build_viewer(backend: Backend, routes: Sequence[BaseRoute] = (), *, is_liste
         HTTPException: _http_error,
         Exception: _bug,
     }
-    app = Starlette(routes=[*own, *_exploring(backend), *routes], exception_handlers=handlers)
+    app = Starlette(routes=[*own, *_exploring(backend)], exception_handlers=handlers)
     app.state.viewer, app.state.is_listed = Viewer(backend), is_listed
     return app
 

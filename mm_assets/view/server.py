@@ -6,7 +6,6 @@ import asyncio
 import errno
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +80,7 @@ def allow_open_files(most: int = OPEN_FILES) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def serve(app: Guard, sock: socket.socket, *, on_started: Callable[[], None] | None = None) -> None:
+def serve(app: Guard, sock: socket.socket) -> None:
     """Answers requests until the process is interrupted.
 
     A connection on which no whole request arrives for `REQUEST_SECONDS` is closed, so that slow ones do not use up the
@@ -102,8 +101,6 @@ def serve(app: Guard, sock: socket.socket, *, on_started: Callable[[], None] | N
         proxy_headers=False,
     )
     allow_open_files()
-    if on_started is not None:
-        on_started()
     uvicorn.Server(config).run(sockets=[sock])
 
 

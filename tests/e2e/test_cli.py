@@ -159,6 +159,9 @@ def test_verify_compares_the_tables_of_a_manifest_with_their_digests(cli: Cli, d
     assert "  dropped/captions-00000.parquet is missing\n" in cli("verify", "out/default", code=1).stdout
     cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
     cli("verify", "out/default")
+    (marker,) = dataset.glob("published/*.json")
+    marker.write_text(marker.read_text().replace("dropped/captions-00000.parquet", "../../outside.parquet"))
+    assert "outside" not in cli("verify", "out/default").stdout  # a marker names no file of another folder
     shutil.rmtree(dataset / "published")
     assert "tables" not in cli("verify", "out/default").stdout
 

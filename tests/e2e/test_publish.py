@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mm_assets
-from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline import publish, sql_views, stages
 from mm_assets.pipeline.chain import PACKED_STAGES, RAW_SHARDS, ROWS
 from mm_assets.pipeline.pending import Present, pending_partitions, pending_reasons
 from mm_assets.pipeline.register import register
@@ -135,7 +135,7 @@ def test_clean_keeps_what_a_kept_manifest_needs(dataset: DatasetStore) -> None:
 def test_the_catalog_opens_in_duckdb(dataset: DatasetStore) -> None:
     """catalog.sql gives views over all partitions, and `sql_connection` has them open."""
     publish.build_manifest(dataset)
-    connection = publish.sql_connection(dataset)
+    connection = sql_views.sql_connection(dataset)
     counted = connection.execute("select partition, count(*) from rows group by 1 order by 1").fetchall()
     expected = [(key, dataset.records(key)[ROWS].counts["rows"]) for key in ("docs-00000", "docs-00001")]
     assert counted == expected

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import ConfigError, EncodeError, FormatError
-from mm_assets.fields import ImageField, NDArrayField, SequenceField, TextField, field_from_config
+from mm_assets.fields import ImageField, JSONField, NDArrayField, SequenceField, TextField, field_from_config
 from mm_assets.testing import FieldSuite
 
 from .conftest import picture
@@ -92,6 +92,19 @@ class TestSequenceField(FieldSuite):
         payload = SequenceField(NDArrayField()).encode([(0, np.zeros(2))])
         with pytest.raises(FormatError, match="field's type"):
             self.field.decode(*payload)
+
+    def test_deep_json_is_read_from_a_deep_stack(self):
+        """Values are made writable as their field does it: nothing walks through JSON, which may be 500 lists deep."""
+        value = 1
+        for _ in range(500):
+            value = [value]
+        field = SequenceField(JSONField())
+        pairs = field.decode(*field.encode([(0, value)]))
+
+        def read(depth):
+            return read(depth - 1) if depth else field.writable(pairs)
+
+        assert read(500)[0][1] is pairs[0][1]
 
     def test_sequences_do_not_nest(self):
         """A sequence of sequences is refused, so that hostile configurations cannot recurse."""

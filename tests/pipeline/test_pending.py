@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets.pipeline import publish
+from mm_assets.pipeline import publish, sql_views
 from mm_assets.pipeline.chain import FILTERED_ROWS, RECORDED_STAGES, ROWS
 from mm_assets.pipeline.partition_run import PartitionReport, run_partition
 from mm_assets.pipeline.pending import Present, pending_partitions, pending_reasons, stale_partitions
@@ -241,7 +241,7 @@ def test_of_two_markers_the_one_with_the_present_fingerprint_counts(published: D
     assert len(Present(dataset).names["s"]) == 4
     assert Present(dataset).name("s") == present
     assert pending_partitions(dataset) == []
-    with publish.sql_connection(dataset) as connection:
+    with sql_views.sql_connection(dataset) as connection:
         assert connection.execute("select partition from published").fetchall() == [("s",)]
     report = publish.build_manifest(dataset)
     assert [shard["partition"] for shard in report.manifest["shards"]] == ["s"]

@@ -12,7 +12,7 @@ import pytest
 
 from mm_assets.errors import SchemaMismatchError
 from mm_assets.formats import crc32c
-from mm_assets.pipeline import publish
+from mm_assets.pipeline import publish, sql_views
 from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, Table
 from mm_assets.pipeline.partition_run import PartitionReport, run_partition
 from mm_assets.pipeline.pending import Present, pending_partitions, stale_partitions
@@ -160,7 +160,7 @@ def test_tables_without_media_are_queried(tmp_path: Path) -> None:
     """The catalog's views show null media with their size and checksum."""
     dataset, _ = loaded(tmp_path / "lean", make_shard(tmp_path / "in" / "s.tar", CAPTIONS), retain="none")
     sql = "select count(binary_content), count(binary_content_size), count(binary_content_crc32c) from filtered_rows"
-    with publish.sql_connection(dataset) as connection:
+    with sql_views.sql_connection(dataset) as connection:
         assert connection.execute(sql).fetchall() == [(0, 4, 4)]
 
 
@@ -178,7 +178,7 @@ def test_tables_of_two_shapes_are_queried_together(tmp_path: Path, changed: str)
         group by all order by all
     """
     expected = [(name, name != changed, name == changed) for name in "ab"]
-    with publish.sql_connection(lean) as connection:
+    with sql_views.sql_connection(lean) as connection:
         found = connection.execute(sql).fetchall()
     assert [row[:3] for row in found] == expected
     assert found[0][3] == found[1][3] > 0

@@ -140,15 +140,15 @@ def test_columns_of_very_many_files_are_those_of_the_first(tmp_path: Path, monke
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from mm_assets.pipeline.publish import _views
     from mm_assets.pipeline.sandbox import worker
+    from mm_assets.pipeline.sql_views import table_views
 
     (tmp_path / "rows").mkdir()
     for name, columns in (("a", {"x": [1]}), ("b", {"x": [2], "y": [3]})):
         pq.write_table(pa.table(columns), tmp_path / "rows" / f"{name}.parquet")
     with duckdb.connect() as connection:
         connection.execute("set variable root = ?", [str(tmp_path)])
-        connection.execute(_views()["rows"])
+        connection.execute(table_views()["rows"])
         assert [name for name, _ in worker._columns(connection, "rows")] == ["partition", "x", "y", "mm_assets_file"]
         monkeypatch.setattr(worker, "MAX_UNITED", 1)
         assert "y" not in [name for name, _ in worker._columns(connection, "rows")]

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import mm_assets
 from mm_assets.checks import relations
 from mm_assets.cli.main import main
-from mm_assets.pipeline import publish
+from mm_assets.pipeline import publish, sql_views
 from mm_assets.pipeline.chain import FILTERED_ROWS, TABLES
 from mm_assets.pipeline.drops import drops, other_losses, totals
 from mm_assets.pipeline.duplicate_ids import duplicate_ids
@@ -120,6 +120,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetStore]:
     folder = tmp_path_factory.mktemp("names")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relations, "_MAX_HELD", 0)
+        patch.setattr("mm_assets.pipeline.drops._PAGE_SECONDS", 600.0)  # a page of a busy machine would be shorter
         settings = {"annotators": [{"type": "image_size"}], "pack": {"columns": "all"}}
         spec = declare(folder / "root", write_shards(folder / "in"), **settings)
         run_chain(spec)
@@ -164,7 +165,7 @@ def in_sandbox(dataset: DatasetStore) -> Any:
 def answers(dataset: DatasetStore) -> dict[str, Any]:
     """What each query of the project answers."""
     found: dict[str, Any] = {}
-    with closing(publish.sql_connection(dataset)) as connection:
+    with closing(sql_views.sql_connection(dataset)) as connection:
         for view in (*TABLES, "published"):
             found[view] = connection.execute(f"select partition, count(*) from {view} group by 1 order by 1").fetchall()
         found["filtered"] = user_values(connection, dataset, "filtered_rows")

@@ -15,7 +15,7 @@ import pytest
 from mm_assets.errors import SourceError
 from mm_assets.fields import ScalarField
 from mm_assets.formats import MstrReader
-from mm_assets.pipeline import publish
+from mm_assets.pipeline import publish, sql_views
 from mm_assets.pipeline import run as stage_runs
 from mm_assets.pipeline.added_streams import add_to_dataset
 from mm_assets.pipeline.chain import FILTERED_ROWS
@@ -108,7 +108,7 @@ def test_withdrawn_marker_belongs_to_its_own_partition(tmp_path: Path) -> None:
 def test_failed_check_unpublishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a check failed, the view `published` does not list the partition; its next run finds the added stream."""
     dataset = published_dataset(tmp_path, with_stream=True)
-    with publish.sql_connection(dataset) as connection:
+    with sql_views.sql_connection(dataset) as connection:
         assert connection.execute("select partition from published").fetchall() == [("s",)]
     real = stage_runs.run_checks
 
@@ -119,7 +119,7 @@ def test_failed_check_unpublishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patched:
         patched.setattr(stage_runs, "run_checks", failing)
         assert not ran(dataset, first=FILTERED_ROWS)
-    with publish.sql_connection(dataset) as connection:
+    with sql_views.sql_connection(dataset) as connection:
         assert connection.execute("select partition from published").fetchall() == []
     assert publish.build_manifest(dataset).left_out == {"s": "its files are not those that were published"}
     assert ran(dataset)

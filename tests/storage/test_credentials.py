@@ -63,6 +63,13 @@ def test_a_refusal_says_which_permissions_it_takes(said: str) -> None:
     assert reason(PermissionError(13, "Permission denied")) == "Permission denied"
 
 
+@pytest.mark.parametrize("response", [{}, {"Error": {}}, None])
+def test_a_refusal_without_a_reply_is_about_credentials_too(response: object) -> None:
+    """The kind of error is enough, whatever the client gives of the storage's reply."""
+    error = type("TokenRetrievalError", (Exception,), {"response": response})()
+    assert reason(error).startswith("the credentials have expired (TokenRetrievalError): ")
+
+
 USES: dict[str, Callable[[str, dict[str, Any]], object]] = {
     "describe": describe_file,
     "list a file": lambda url, options: expand_shards(url, options, suffixes=(".tar",)),
@@ -126,7 +133,7 @@ def test_a_signed_url_that_ended_is_not_a_missing_file() -> None:
     """A server that refuses a URL over HTTP has the file perhaps; the message says what may have ended."""
     with (
         answer(lambda *_: (403, {}, b"Request has expired")) as (url, _),
-        pytest.raises(SourceError, match=r"403.*if the URL is signed, it may have expired") as raised,
+        pytest.raises(SourceError, match=r"403.*if the URL is presigned, it may have expired") as raised,
     ):
         describe_file(f"{url}/x.tar?X-Amz-Signature=1")
     assert "not found" not in str(raised.value)

@@ -14,7 +14,7 @@ from mm_assets.storage.braces import MAX_EXPANDED, expand_braces
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import Listing, expand_shards
 from mm_assets.storage.store import Store
-from mm_assets.storage.urls import filesystem, normalized_url, signed_url, split_signature, unreadable
+from mm_assets.storage.urls import filesystem, normalized_url, signed_url, split_signature, url_fault
 
 from .web_server import serve
 
@@ -232,7 +232,7 @@ def test_a_place_has_one_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_what_is_no_place_is_refused_by_name(text: str) -> None:
     """A command, standard input and a list with :: are refused by their form, and the message says what to write."""
-    assert "name the file" in (unreadable(text) or "")
+    assert "name the file" in (url_fault(text) or "")
 
 
 def test_a_name_may_have_two_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_a_name_may_have_two_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = put(tmp_path, "a::b/t::0.tar")
     monkeypatch.chdir(tmp_path)
     for place in ("a::b", "a::b/*.tar", f"{folder}/a::b/t::0.tar"):
-        assert unreadable(place) is None
+        assert url_fault(place) is None
         (shard,) = listing(normalized_url(place)).shards
         with SourceFile(shard.url) as file:
             assert file.read(0, 4) == b"a::b"

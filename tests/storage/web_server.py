@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
-import threading
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ..http_server import Reply, answer
 
 
 @dataclass
@@ -23,7 +23,6 @@ class WebServer:
         signature: the query without which it refuses a file; empty for none.
         links: further links on the page of every folder.
         refused: paths of folders that it does not list.
-        requests: method and path of each request.
     """
 
     folder: Path
@@ -31,16 +30,15 @@ class WebServer:
     signature: str = ""
     links: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
-    requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
-    def answer(self, handler: Any, *, has_body: bool) -> None:
+    def reply(self, method: str, url: str, asked: str | None) -> Reply:
         """Answers one request."""
-        self.requests.append((handler.command, handler.path))
-        parts = urllib.parse.urlsplit(handler.path)
+        parts = urllib.parse.urlsplit(url)
         path = self.folder / urllib.parse.unquote(parts.path).lstrip("/")
-        status, content, headers = 200, b"", {}
-        if not has_body and "head" in self.lacks:
+        status, content = 200, b""
+        headers: dict[str, str | None] = {"Connection": "close"}
+        if method == "HEAD" and "head" in self.lacks:
             status = 405
         elif not path.exists() or parts.path in self.refused or (path.is_dir() and "pages" in self.lacks):
             status = 403 if path.exists() else 404
@@ -53,41 +51,18 @@ class WebServer:
         else:
             content = path.read_bytes()
             headers["ETag"] = hashlib.md5(content).hexdigest()
-            if (asked := handler.headers.get("Range")) and "ranges" not in self.lacks:
+            if asked and "ranges" not in self.lacks:
                 first, last = map(int, asked.removeprefix("bytes=").split("-"))
                 headers["Content-Range"] = f"bytes {first}-{min(last, len(content) - 1)}/{len(content)}"
                 status, content = 206, content[first : last + 1]
-        handler.send_response(status)
-        for name, value in headers.items():
-            handler.send_header(name, value)
-        if "length" not in self.lacks:
-            handler.send_header("Content-Length", str(len(content)))
-        handler.send_header("Connection", "close")
-        handler.end_headers()
-        if has_body:
-            with suppress(OSError):  # the client wanted the headers alone
-                handler.wfile.write(content)
+        if "length" in self.lacks:
+            headers["Content-Length"] = None
+        return status, headers, content
 
 
 @contextmanager
 def serve(folder: Path, **settings: Any) -> Iterator[WebServer]:
     """Runs a `WebServer` in a thread."""
     web = WebServer(folder, **settings)
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            web.answer(self, has_body=True)
-
-        def do_HEAD(self) -> None:
-            web.answer(self, has_body=False)
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        web.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with answer(web.reply, is_ranged=True) as (web.url, _):
         yield web
-        server.shutdown()
-        thread.join()

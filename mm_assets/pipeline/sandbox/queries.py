@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.errors import MmAssetsError
-from mm_assets.pipeline.publish import catalog_statements
 from mm_assets.pipeline.sandbox import worker
+from mm_assets.pipeline.sql_views import catalog_statements
 from mm_assets.pipeline.store import DatasetStore
-from mm_assets.rows.sql import literal
+from mm_assets.rows.sql import literal, sql_text
 from mm_assets.storage.urls import protocols
 
 __all__ = ["QueryError", "QueryResult", "Relation", "Sandbox", "dataset_sandbox"]
@@ -146,7 +146,8 @@ class Sandbox:
         self.seconds = seconds
         self._request = {
             "root": root,
-            "folders": [root, literal(root)],  # DuckDB compares the pattern of the files, and then each file
+            # DuckDB compares the pattern of the files, and then each file.
+            "folders": [sql_text(folder.rstrip("/") + "/") for folder in (root, literal(root))],
             "statements": list(statements),
             "relations": [name.lower() for name in relations],
             "remote": remote,

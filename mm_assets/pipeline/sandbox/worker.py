@@ -174,8 +174,7 @@ def _connect(request: Mapping[str, Any]) -> Any:
     connection.execute("set variable root = ?", [request["root"]])
     for statement in request["statements"]:
         connection.execute(statement)
-    folders = (name.rstrip("/").replace("'", "''") for name in request.get("folders", [request["root"]]))
-    connection.execute("set allowed_directories = [" + ", ".join(f"'{folder}/'" for folder in folders) + "]")
+    connection.execute(f"set allowed_directories = [{', '.join(request['folders'])}]")
     connection.execute("set enable_external_access = false")
     connection.execute("set lock_configuration = true")
     return connection

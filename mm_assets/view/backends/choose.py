@@ -17,7 +17,7 @@ from mm_assets.storage.urls import (
     signed_url,
     split_signature,
     storage_errors,
-    unreadable,
+    url_fault,
 )
 from mm_assets.summaries import counted
 from mm_assets.view.backends.base import Backend
@@ -70,7 +70,7 @@ def open_backend(
 
 def _expanded(location: str, options: Mapping[str, Any] | None, skipped: list[str]) -> list[str]:
     """The files that a pattern matches; any other location as it is, a local one absolute."""
-    if (why := unreadable(location)) is not None:
+    if (why := url_fault(location)) is not None:
         raise SourceError(location, why)
     url, signature = split_signature(location)
     is_file = is_local(location) and local_path(location).exists()
