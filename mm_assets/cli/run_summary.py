@@ -99,8 +99,11 @@ def _count_statuses(statuses: Sequence[str]) -> str:
 
 
 def print_manifests(datasets: Mapping[str, Present]) -> None:
-    """Prints where the manifest of each dataset is."""
+    """Prints where the manifest of each dataset is, if it has one: the first load may have failed before."""
     for name, present in datasets.items():
+        if present.cache.manifest is None and not present.dataset.store.exists("manifest.json"):
+            echo(f"{name}: no manifest")
+            continue
         preset = present.schema.pack.get("preset") if present.partitions else None
         url = present.dataset.store.url_of("manifest.json")
         echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))

@@ -315,7 +315,7 @@ def _losses_of(report: ManifestReport, kinds: Collection[str]) -> Any:
             found[f"{total.example.stage}: {total.example.reason}"] = total.count
     if not found:
         return dg.MetadataValue.md("nothing")
-    return counts_table(found, "stage and reason", "number", has_bars=True)
+    return counts_table(found, "stage and reason", "number")  # the page of a manifest has no room for bars
 
 
 def failed_said(spec: DatasetSpec, failure: StageFailure) -> str:

@@ -1,6 +1,7 @@
 """A root that is full or read-only: the stage says so, publishes nothing partial, and goes on once it can write."""
 
 import io
+import os
 import shutil
 import subprocess
 import tarfile
@@ -144,11 +145,16 @@ def test_a_full_dagster_home_is_named(monkeypatch: pytest.MonkeyPatch, disk: Pat
 def test_a_read_only_root_with_nothing_to_do(
     instance: dg.DagsterInstance, demo_spec: Callable[..., DatasetSpec], disk: Path
 ) -> None:
-    """A load that has nothing to do succeeds where the root may only be read; one that has names the disk."""
+    """A load that has nothing to do succeeds where the root may only be read; one that has names the disk.
+
+    A copy of a root has other times of change, so that the cache of its markers is of other files.
+    """
     dataset = DatasetStore(demo_spec("docs").replace(root=str(disk)))
     make(dataset)
     with Processes() as processes:
         assert run_load(dataset.spec, pending_partitions(dataset), engine=processes).ok
+        for marker in (disk / "docs" / "published").iterdir():
+            os.utime(marker, (1, 1))
         mount("-o", "remount,ro", str(disk))
         assert run_load(dataset.spec, [], engine=processes).ok
         load.run_unrecorded(Present(dataset), [], engine=processes, first=None, observed=lambda _: None)
