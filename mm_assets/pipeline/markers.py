@@ -238,7 +238,7 @@ class Markers:
         entries = {name: [versions[name], *marker.to_json(tables)] for name, marker in self._read.items()}
         body = canonical_json({"tables": tables, "of": entries, "newest": asdict(manifest)}).rstrip(b"\n")
         head = _HEAD % (_INDEX_VERSION, hashlib.sha256(body).hexdigest().encode())
-        # Only the next run is slower without it: a root that is a copy may only be read. A full disk failed the manifest.
+        # Without it the next run is only slower: a copied root may be read-only. A full disk failed the manifest.
         with suppress(SourceError):
             self._dataset.store.write_bytes(INDEX, head + body + b"}\n")
             self._stored = versions

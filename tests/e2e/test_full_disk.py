@@ -13,8 +13,10 @@ from pathlib import Path
 import dagster as dg
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import mm_assets
+from mm_assets.cli.main import main
 from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.orchestration.launch import open_instance, run_load
 from mm_assets.pipeline import load, partition_run, publish, stages
@@ -27,7 +29,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
 from ..pipeline.chain import at_work, declare, marker_of, run_chain, run_partition
-from ..pipeline.shards import make_shard
+from ..pipeline.shards import CAPTIONS, make_shard
 from .files import files_of
 
 PARTITION = "docs-00001"
@@ -160,6 +162,24 @@ def test_a_read_only_root_with_nothing_to_do(
         load.run_unrecorded(Present(dataset), [], engine=processes, first=None, observed=lambda _: None)
         (line,) = run_load(dataset.spec, [PARTITION], engine=processes, first=RAW_SHARDS).failures
     assert f"Read-only file system: make the disk at {disk} writable" in line
+
+
+@pytest.mark.usefixtures("dagster_home")
+def test_a_load_without_a_manifest_names_none(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first manifest could not be made, the summary names no file that does not exist."""
+    for name in ("a.tar", "b.tar"):
+        make_shard(tmp_path / "shards" / name, CAPTIONS)
+    root = tmp_path / "root"
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    mount("-o", "remount,size=4k", str(disk))
+    arguments = ["run", str(tmp_path / "shards"), "--root", str(root), "--set", "settle_seconds=0"]
+    failed = CliRunner().invoke(main, arguments)
+    assert failed.exit_code == 1
+    assert "default: no manifest\n" in failed.stdout
+    assert "manifest.json" not in failed.stdout
+    assert f"failed: default: {disk}: cannot be written: No space left on device" in failed.stderr
+    mount("-o", f"remount,size={PLENTY}", str(disk))
+    assert f"default: {root}/default/manifest.json (preset " in CliRunner().invoke(main, arguments).stdout
 
 
 def test_full_temporary_files_are_named(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

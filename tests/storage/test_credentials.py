@@ -126,7 +126,14 @@ def test_a_signed_url_that_ended_is_not_a_missing_file() -> None:
     """A server that refuses a URL over HTTP has the file perhaps; the message says what may have ended."""
     with (
         answer(lambda *_: (403, {}, b"Request has expired")) as (url, _),
-        pytest.raises(SourceError, match=r"403.*if the URL is signed, it may have expired") as raised,
+        pytest.raises(SourceError, match=r"403.*if the URL is presigned, it may have expired") as raised,
     ):
         describe_file(f"{url}/x.tar?X-Amz-Signature=1")
     assert "not found" not in str(raised.value)
+
+
+def test_options_of_another_kind_of_url_are_named() -> None:
+    """A key of S3 with an HTTP URL does not make the file missing: the error names the setting and the argument."""
+    with pytest.raises(SourceError, match=r"`storage_options` have an argument .*'key'\)$") as caught:
+        expand_shards("http://127.0.0.1:9/a.tar", {"key": "SECRET"}, suffixes=(".tar",))
+    assert "SECRET" not in str(caught.value)
