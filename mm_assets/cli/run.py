@@ -35,7 +35,7 @@ from mm_assets.cli.output import (
     wait_for_shards,
 )
 from mm_assets.cli.progress import LoadProgress, stderr_of_its_own
-from mm_assets.cli.run_summary import next_steps, print_manifests, print_summary, summary_counts
+from mm_assets.cli.run_summary import manifest_url, next_steps, print_manifests, print_summary, summary_counts
 from mm_assets.errors import ConfigError, CredentialsError, MmAssetsError, meant
 from mm_assets.summaries import counted
 
@@ -433,7 +433,7 @@ class _Run:
 
     def _document(self, present: Present, keys: Sequence[str], pending: Mapping[str, str]) -> dict[str, Any]:
         """A dataset's part of the document, without its losses."""
-        dataset, name = present.dataset, present.dataset.spec.name
+        name = present.dataset.spec.name
         sums = self.sums.get(name, Counter())
         ran = {
             result.partition: {
@@ -451,7 +451,7 @@ class _Run:
             "pending": dict(pending),
             "totals": {heading: count for heading, count in sums.items() if heading != "faults"},
             "faults": sums["faults"],
-            "manifest": dataset.store.url_of("manifest.json") if self.is_recorded else None,
+            "manifest": manifest_url(present) if self.is_recorded else None,
         }
 
     def _is_in_part(self, key: str) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mm_assets.pipeline.records import StageRecord
     from mm_assets.pipeline.store import DatasetStore
 
-__all__ = ["LOSS_HEADINGS", "next_steps", "print_manifests", "print_summary", "summary_counts"]
+__all__ = ["LOSS_HEADINGS", "manifest_url", "next_steps", "print_manifests", "print_summary", "summary_counts"]
 
 LOSS_HEADINGS = {"dropped": "dropped", "lost": "lost", "faults": "kept"}
 """Headings of the summary to kinds of loss."""
@@ -98,11 +98,20 @@ def _count_statuses(statuses: Sequence[str]) -> str:
     return ", ".join(f"{counts[status]:,} {status}" for status in ("done", "FAILED", "pending") if counts[status])
 
 
+def manifest_url(present: Present) -> str | None:
+    """Returns where the manifest of a dataset is; None if it has none yet."""
+    store = present.dataset.store
+    has_manifest = present.cache.manifest is not None or store.exists("manifest.json")
+    return store.url_of("manifest.json") if has_manifest else None
+
+
 def print_manifests(datasets: Mapping[str, Present]) -> None:
-    """Prints where the manifest of each dataset is."""
+    """Prints where the manifest of each dataset is, if it has one: the first load may have failed before."""
     for name, present in datasets.items():
+        if (url := manifest_url(present)) is None:
+            echo(f"{name}: no manifest")
+            continue
         preset = present.schema.pack.get("preset") if present.partitions else None
-        url = present.dataset.store.url_of("manifest.json")
         echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
 
 

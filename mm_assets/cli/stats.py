@@ -68,7 +68,10 @@ def _print(found: Statistics, *, plots: bool) -> None:
             numbers=("number", "least", "median", "mean", "most"),
         )
     if found.losses:
+        from mm_assets.pipeline.losses import totals_said
+
         lost = [(t.example.kind, t.example.stage, t.example.reason, f"{t.count:,}") for t in found.losses]
+        echo(totals_said(found.losses))
         print_table(("kind", "stage", "reason", "count"), lost, numbers=("count",))
     else:
         echo("nothing was lost or dropped")

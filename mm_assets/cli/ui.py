@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
@@ -77,16 +78,21 @@ def command(
 
 
 def _start_viewer(specs: Sequence[DatasetSpec], host: str, port: int, hosts: Sequence[str]) -> None:
-    from mm_assets.orchestration.viewer import claim_viewer
+    from mm_assets.orchestration.viewer import claim_viewer, viewer_link
     from mm_assets.view import build_datasets_app, serve
     from mm_assets.view.server import bind, url_of
 
     sock = bind(host, port, option="--viewer-port", advice=_OTHER)
     home = Path(os.environ["DAGSTER_HOME"])
-    token = claim_viewer(home, url_of(sock, host, "").partition("/?")[0])
+    before, address = urlsplit(viewer_link("") or ""), url_of(sock, host, "").partition("/?")[0]
+    token = claim_viewer(home, address)
     app = build_datasets_app({spec.name: partial(_opened, spec) for spec in specs}, token=token, hosts=[*hosts, host])
     threading.Thread(target=serve, args=(app, sock), name="viewer", daemon=True).start()
     echo(f"Samples: {url_of(sock, host, token)}")
+    if before.netloc not in ("", urlsplit(address).netloc):
+        echo(
+            f"note: links of earlier runs lead to {before.netloc}: --viewer-port {before.port} has them open", err=True
+        )
 
 
 def _opened(spec: DatasetSpec) -> Backend:

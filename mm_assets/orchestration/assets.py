@@ -19,7 +19,7 @@ from mm_assets.orchestration.report import (
     failed_checks,
     failed_observation,
     failed_said,
-    losses_table,
+    loss_tables,
     manifest_result,
     published_result,
     stage_result,
@@ -53,7 +53,7 @@ def _reported() -> Iterator[None]:
 def _losses(dataset: DatasetStore, key: str) -> dict[str, Any]:
     """What a partition that failed lost before; nothing if that cannot be read."""
     with suppress(MmAssetsError, OSError):
-        return {"losses": losses_table(loss_totals(dataset, [key]))}
+        return loss_tables(loss_totals(dataset, [key]))
     return {}
 
 

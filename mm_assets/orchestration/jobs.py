@@ -39,7 +39,7 @@ def build_jobs(spec: DatasetSpec, assets: Iterable[dg.AssetsDefinition]) -> list
 
 
 def partition_executor(spec: DatasetSpec) -> dg.ExecutorDefinition:
-    """The executor of Dagster for one process, which begins no step of a run without a partition.
+    """The executor of Dagster for one process, which begins no step of a run without a registered partition.
 
     Dagster itself looks up the partition before a step begins, and fails with an error that does not say what to do.
     """

@@ -25,7 +25,7 @@ from mm_assets.orchestration.monitoring import MAX_RUNTIME_TAG, has_no_worker
 from mm_assets.orchestration.observed_shards import log_skipped, observe_shards
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
 from mm_assets.orchestration.patience import patient
-from mm_assets.orchestration.report import end_of, failed_said, losses_table, manifest_result
+from mm_assets.orchestration.report import end_of, failed_said, loss_tables, manifest_result
 from mm_assets.orchestration.resources import StorageRoot, open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     LOAD_TAG,
@@ -329,7 +329,7 @@ class Load:
         if mirror.lost:
             said.append(lost_said(spec, mirror.lost))
         if said:
-            metadata = {"losses": losses_table(loss_totals(self.dataset, [*failed][:_NAMED]))}
+            metadata = loss_tables(loss_totals(self.dataset, [*failed][:_NAMED]))
             raise dg.Failure(description="\n".join(said), metadata=metadata, allow_retries=False)
 
     def _until_refused(self, reports: Iterator[PartitionReport]) -> Iterator[PartitionReport]:

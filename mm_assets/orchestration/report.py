@@ -50,7 +50,7 @@ __all__ = [
     "failed_checks",
     "failed_observation",
     "failed_said",
-    "losses_table",
+    "loss_tables",
     "manifest_result",
     "marker_version",
     "published_result",
@@ -231,7 +231,7 @@ def _published(marker: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "count/samples": marker["num_samples"],
         **{f"count/{kind}": sum(t.count for t in totals if t.example.kind == kind) for kind in KINDS},
-        "losses": losses_table(totals),
+        **loss_tables(totals),
         **({"streams_set_aside": ", ".join(aside)} if aside else {}),
     }
 
@@ -315,7 +315,7 @@ def _losses_of(report: ManifestReport, kinds: Collection[str]) -> Any:
             found[f"{total.example.stage}: {total.example.reason}"] = total.count
     if not found:
         return dg.MetadataValue.md("nothing")
-    return counts_table(found, "stage and reason", "number", has_bars=True)
+    return counts_table(found, "stage and reason", "number")  # the page of a manifest has no room for bars
 
 
 def failed_said(spec: DatasetSpec, failure: StageFailure) -> str:
@@ -378,16 +378,23 @@ def end_of(report: PartitionReport) -> StageFailure:
     return next(filter(None, map(failed_checks, report.results.values())))
 
 
-def losses_table(totals: Sequence[LossTotal]) -> Any:
-    """What a partition lost, or kept with a fault, by stage and reason, with an example and what to do."""
-    rows = []
+def loss_tables(totals: Sequence[LossTotal]) -> dict[str, Any]:
+    """Returns what was lost or kept with a fault, and apart from it what filters dropped, by stage and reason.
+
+    Each reason has an example and what to do.
+    """
+    rows: dict[str, list[tuple[str, ...]]] = {"losses": [], "dropped": []}
     for total in totals:
         loss = total.example
         sample = "" if loss.sample_id is None else f"sample {loss.sample_id}"
         first = ": ".join(filter(None, (loss.place or sample, loss.detail)))
-        rows.append((loss.kind, loss.stage, loss.reason, f"{total.count:,}", first, loss.advice))
+        row = (loss.kind, loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
+        rows["dropped" if loss.kind == "dropped" else "losses"].append(row)
     head = ("kind", "stage", "reason", "count", "first of them", "what to do")
-    return text_table(head, rows, numbers={3}) if totals else dg.MetadataValue.md("nothing")
+    return {
+        name: text_table(head, some, numbers={3}) if some else dg.MetadataValue.md("nothing")
+        for name, some in rows.items()
+    }
 
 
 def _kept_table(faults: Sequence[Kept]) -> Any:

@@ -18,7 +18,7 @@ import dagster as dg
 from dagster import DagsterEventType
 from dagster._core.errors import DagsterExecutionInterruptedError
 
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import MmAssetsError, meant
 from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name, shard_partitions
 from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
@@ -115,13 +115,15 @@ def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, da
 
 
 def expect_partition(run: dg.DagsterRun, instance: dg.DagsterInstance, spec: DatasetSpec) -> None:
-    """Raises `dg.Failure` for a run that names no partition, with what to do."""
-    if PARTITION_TAG in run.tags:
+    """Raises `dg.Failure` for a run that names no partition, or one that is not registered, with what to do."""
+    name, key = shard_partitions(spec).name or "", run.tags.get(PARTITION_TAG)
+    if key is not None and instance.has_dynamic_partition(name, key):
         return
-    keys = sorted(instance.get_dynamic_partitions(shard_partitions(spec).name or ""))
+    keys = sorted(instance.get_dynamic_partitions(name))
+    fault = "names no partition" if key is None else f"names {key!r}, which is not registered{meant(key, keys)}"
     tags = json.dumps({PARTITION_TAG: keys[0] if keys else "KEY"})
     detail = (
-        f"the run names no partition: choose one under Materialize in the UI, or with --tags '{tags}' on the command "
+        f"the run {fault}: choose one under Materialize in the UI, or with --tags '{tags}' on the command "
         f"line; `mm-assets run --dataset {spec.name}` registers the shards and runs all of them"
     )
     instance.add_run_tags(run.run_id, {MAX_RETRIES_TAG: "0"})  # the daemon would repeat it

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+from mm_assets.errors import SourceError
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES, PUBLISHED, TABLES
 from mm_assets.pipeline.records import canonical_json, digest_fault
 from mm_assets.pipeline.store import WITHDRAWN, DatasetStore
@@ -237,8 +238,10 @@ class Markers:
         entries = {name: [versions[name], *marker.to_json(tables)] for name, marker in self._read.items()}
         body = canonical_json({"tables": tables, "of": entries, "newest": asdict(manifest)}).rstrip(b"\n")
         head = _HEAD % (_INDEX_VERSION, hashlib.sha256(body).hexdigest().encode())
-        self._dataset.store.write_bytes(INDEX, head + body + b"}\n")
-        self._stored = versions
+        # Without it the next run is only slower: a copied root may be read-only. A full disk failed the manifest.
+        with suppress(SourceError):
+            self._dataset.store.write_bytes(INDEX, head + body + b"}\n")
+            self._stored = versions
 
 
 def verify_tables(store: Store, packed: Container[str]) -> tuple[int, list[str]]:

@@ -327,6 +327,8 @@ def reason(error: Exception) -> str:
         cause = error.__cause__
         if isinstance(cause, SourceError):  # of `redirects_only_to`
             return cause.detail
+        if isinstance(cause, TypeError) and "unexpected keyword" in str(cause):  # it is passed to each request
+            return f"`storage_options` have an argument that this kind of URL does not take ({cause})"
         return "not found" if cause is None else masked_urls(f"not found ({type(cause).__name__}: {cause})")
     if isinstance(error, OSError):
         said = error.strerror or str(error) or type(error).__name__

@@ -79,6 +79,7 @@ def test_tables_and_plots_fit_the_terminal(made: Path, columns: int) -> None:
     assert "█" not in piped
     assert "  #" in piped
     assert "data: 12 samples in 2 partitions, " in piped
+    assert "\n2 dropped by filters, 0 lost\n" in piped
     assert "#" not in stats(made, "--no-plots").stdout
 
 

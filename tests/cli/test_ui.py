@@ -7,12 +7,14 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from queue import Queue
 
 import pytest
 from click.testing import CliRunner
 
 from mm_assets.cli import ui
 from mm_assets.cli.project import definitions_modules, make_project
+from mm_assets.orchestration.viewer import claim_viewer
 
 IGNORES = "import signal, sys; sys.exit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
 
@@ -74,6 +76,27 @@ def test_the_code_location_has_its_name(
     result = CliRunner().invoke(ui.command, ["--port", str(_free_port())])
     assert result.exit_code == 0, result.output
     assert workspaces == [{"load_from": [{"python_module": {"module_name": TARGET, "location_name": location}}]}]
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_another_port_of_the_viewer_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_moved: bool) -> None:
+    """Links that are stored with events lead to the port of the start before, which is named if it is another."""
+    make_project(tmp_path / "project")
+    port, home = _free_port(), tmp_path / "home"
+    home.mkdir()
+    claim_viewer(home, f"http://127.0.0.1:{3001 if is_moved else port}")
+    served: Queue[socket.socket] = Queue()
+    monkeypatch.setattr("mm_assets.view.serve", lambda _app, sock: served.put(sock))
+    monkeypatch.setattr(ui, "_run", lambda _words, _environment: served.get(timeout=10).close() or 0)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.delenv("MM_ASSETS_VIEWER_URL", raising=False)
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    result = CliRunner().invoke(ui.command, ["--port", str(_free_port()), "--viewer-port", str(port)])
+    assert result.exit_code == 0, result.output
+    note = "note: links of earlier runs lead to 127.0.0.1:3001: --viewer-port 3001 has them open\n"
+    assert result.stderr == (note if is_moved else "")
 
 
 def test_a_workspace_names_its_code_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A root that is full or read-only: the stage says so, publishes nothing partial, and goes on once it can write."""
 
 import io
+import os
 import shutil
 import subprocess
 import tarfile
@@ -12,8 +13,10 @@ from pathlib import Path
 import dagster as dg
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import mm_assets
+from mm_assets.cli.main import main
 from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.orchestration.launch import open_instance, run_load
 from mm_assets.pipeline import load, partition_run, publish, stages
@@ -26,7 +29,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
 from ..pipeline.chain import at_work, declare, marker_of, run_chain, run_partition
-from ..pipeline.shards import make_shard
+from ..pipeline.shards import CAPTIONS, make_shard
 from .files import files_of
 
 PARTITION = "docs-00001"
@@ -144,16 +147,39 @@ def test_a_full_dagster_home_is_named(monkeypatch: pytest.MonkeyPatch, disk: Pat
 def test_a_read_only_root_with_nothing_to_do(
     instance: dg.DagsterInstance, demo_spec: Callable[..., DatasetSpec], disk: Path
 ) -> None:
-    """A load that has nothing to do succeeds where the root may only be read; one that has names the disk."""
+    """A load that has nothing to do succeeds where the root may only be read; one that has names the disk.
+
+    A copy of a root has other times of change, so that the cache of its markers is of other files.
+    """
     dataset = DatasetStore(demo_spec("docs").replace(root=str(disk)))
     make(dataset)
     with Processes() as processes:
         assert run_load(dataset.spec, pending_partitions(dataset), engine=processes).ok
+        for marker in (disk / "docs" / "published").iterdir():
+            os.utime(marker, (1, 1))
         mount("-o", "remount,ro", str(disk))
         assert run_load(dataset.spec, [], engine=processes).ok
         load.run_unrecorded(Present(dataset), [], engine=processes, first=None, observed=lambda _: None)
         (line,) = run_load(dataset.spec, [PARTITION], engine=processes, first=RAW_SHARDS).failures
     assert f"Read-only file system: make the disk at {disk} writable" in line
+
+
+@pytest.mark.usefixtures("dagster_home")
+def test_a_load_without_a_manifest_names_none(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first manifest could not be made, the summary names no file that does not exist."""
+    for name in ("a.tar", "b.tar"):
+        make_shard(tmp_path / "shards" / name, CAPTIONS)
+    root = tmp_path / "root"
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    mount("-o", "remount,size=4k", str(disk))
+    arguments = ["run", str(tmp_path / "shards"), "--root", str(root), "--set", "settle_seconds=0"]
+    failed = CliRunner().invoke(main, arguments)
+    assert failed.exit_code == 1
+    assert "default: no manifest\n" in failed.stdout
+    assert "manifest.json" not in failed.stdout
+    assert f"failed: default: {disk}: cannot be written: No space left on device" in failed.stderr
+    mount("-o", f"remount,size={PLENTY}", str(disk))
+    assert f"default: {root}/default/manifest.json (preset " in CliRunner().invoke(main, arguments).stdout
 
 
 def test_full_temporary_files_are_named(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

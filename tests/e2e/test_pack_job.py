@@ -401,18 +401,28 @@ def test_checks_of_packed_files_can_be_executed_alone(
 
 
 @pytest.mark.parametrize("job", ["captions_pack", "captions_check"])
+@pytest.mark.parametrize(
+    ("tags", "fault"),
+    [
+        ({}, "no partition: "),
+        (
+            {"dagster/partition": "captions-0000"},
+            "'captions-0000', which is not registered; did you mean captions-00000?: ",
+        ),
+    ],
+)
 def test_a_run_without_a_partition_says_what_is_missing(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, job: str
+    instance: dg.DagsterInstance, demo_spec: SpecOf, job: str, tags: dict[str, str], fault: str
 ) -> None:
     """It fails before its first step, with the option to give, a key that there is, and the command that needs none."""
     spec = demo_spec("captions")
     register_dataset(instance, DatasetStore(spec))
     definition = build_definitions(spec).resolve_job_def(job)
-    run = instance.create_run_for_job(definition)
+    run = instance.create_run_for_job(definition, tags=tags)
     execute_run(InMemoryJob(definition), run, instance)
     (failed,) = [e.get_dagster_event() for e in instance.all_logs(run.run_id) if "FAILURE" in str(e.dagster_event_type)]
     said = failed.event_specific_data.error.message.partition(": ")[2]
-    assert said.startswith("the run names no partition: ")
+    assert said.startswith(f"the run names {fault}")
     assert '--tags \'{"dagster/partition": "captions-00000"}\'' in said
     assert "`mm-assets run --dataset captions`" in said
 

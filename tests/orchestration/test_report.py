@@ -10,6 +10,7 @@ import pytest
 
 from mm_assets.orchestration import report
 from mm_assets.pipeline import publish
+from mm_assets.pipeline.losses import Loss, LossTotal
 from mm_assets.pipeline.publish import ManifestReport
 from mm_assets.pipeline.records import StageFailure
 from mm_assets.pipeline.stages import StageResult
@@ -75,7 +76,7 @@ PARTS = (
     "viewer_link",
     "bytes_said",
     "listed_totals",
-    "losses_table",
+    "loss_tables",
     "modality_columns",
     "_streams_table",
     "_violations",
@@ -103,3 +104,14 @@ def test_an_exception_costs_only_its_entries(
             assert one.data_version == other.data_version
             assert [c.passed for c in one.check_results or ()] == [c.passed for c in other.check_results or ()]
         assert set(other.metadata or ()) <= set(one.metadata or ())
+
+
+def test_what_filters_dropped_is_not_among_the_losses() -> None:
+    """A row that a declared filter dropped and a member that was lost are in tables of their own."""
+    dropped = Loss(partition="a", stage="filtered_rows", reason="text_length.chars_below_min")
+    lost = Loss(partition="a", stage="rows", reason="no_modality")
+    tables = report.loss_tables([LossTotal(example=loss, count=2) for loss in (dropped, lost)])
+    assert {name: table.md_str.count("\n") for name, table in tables.items()} == {"losses": 2, "dropped": 2}
+    assert "no_modality" in tables["losses"].md_str
+    assert "chars_below_min" in tables["dropped"].md_str
+    assert {table.md_str for table in report.loss_tables([]).values()} == {"nothing"}

@@ -20,7 +20,7 @@ from PIL import Image
 import mm_assets
 from mm_assets.cli.main import main
 from mm_assets.errors import SourceError
-from mm_assets.orchestration.report import losses_table, stage_metadata
+from mm_assets.orchestration.report import loss_tables, stage_metadata
 from mm_assets.pipeline import publish
 from mm_assets.pipeline.chain import FILTERED_ROWS, RAW_SHARDS, ROWS
 from mm_assets.pipeline.losses import Loss, loss_totals, losses
@@ -189,7 +189,7 @@ def test_every_place_has_the_same_numbers(faulty: Faulty) -> None:
     assert marker_of(dataset, "a")["losses"] == {}
     assert json.loads(dataset.store.read_bytes("manifest.json"))["losses"] == listed
     assert {stage: {r: n for (s, r), n in items.items() if s == stage} for stage, _ in items} == COUNTS
-    records = [record.data for record in losses_table(totals).records]
+    records = [record.data for record in loss_tables(totals)["losses"].records]
     assert {(row["stage"], row["reason"]): int(str(row["count"])) for row in records} == items
     assert [row["kind"] for row in records] == ["lost", "kept", "kept", "kept", "kept"]
     named = stage_metadata(faulty.dataset.spec, faulty.results[ROWS.name])["kept"].md_str

@@ -137,3 +137,10 @@ def test_a_signed_url_that_ended_is_not_a_missing_file() -> None:
     ):
         describe_file(f"{url}/x.tar?X-Amz-Signature=1")
     assert "not found" not in str(raised.value)
+
+
+def test_options_of_another_kind_of_url_are_named() -> None:
+    """A key of S3 with an HTTP URL does not make the file missing: the error names the setting and the argument."""
+    with pytest.raises(SourceError, match=r"`storage_options` have an argument .*'key'\)$") as caught:
+        expand_shards("http://127.0.0.1:9/a.tar", {"key": "SECRET"}, suffixes=(".tar",))
+    assert "SECRET" not in str(caught.value)
