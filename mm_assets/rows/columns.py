@@ -19,7 +19,17 @@ from mm_assets.rows.user_columns import UNFIT, Converter, converter
 from mm_assets.sources.text_members import ParsedObject
 from mm_assets.summaries import counted, summarize
 
-__all__ = ["Kept", "MemberIndex", "Origin", "Rejects", "RowBuilder", "RowStream", "content_views", "views"]
+__all__ = [
+    "Kept",
+    "MemberIndex",
+    "Origin",
+    "Rejects",
+    "RowBuilder",
+    "RowStream",
+    "content_views",
+    "sample_id_of",
+    "views",
+]
 
 MemberIndex = Callable[[], Iterator[pa.RecordBatch]]
 """Reads the member index of a partition's containers from its start, shard by shard."""
@@ -33,6 +43,13 @@ MAX_NAMED = 5  # of them in a note
 FLUSH_REJECTS = 8 << 10
 
 NO_COLUMN, NULL_CAST, REPAIRED_JSON = f"{KEPT}.no_column", f"{KEPT}.null_cast", f"{KEPT}.repaired_json"
+
+
+def sample_id_of(value: object) -> str | None:
+    """Returns the sample's id that a JSON value is: a text that is not empty, or a whole number; None of any other."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) and value else None
 
 
 class Origin(NamedTuple):
