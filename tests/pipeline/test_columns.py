@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mm_assets
-from mm_assets.errors import ConfigError, MmAssetsError, SourceError
+from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.pipeline import stages
 from mm_assets.pipeline.losses import losses
 from mm_assets.pipeline.register import register
