@@ -127,6 +127,11 @@ class _Builder(RowBuilder):
             yield from self._shard(self.sources[members.shard], members)
         yield from self.take()
         self.note_columns()
+        if missing := self.counts["missing_sample_ids"]:
+            key = self.layout.sample_id_field
+            self.notes.append(
+                f"{counted(missing, 'sample')} without a text or whole number {key!r} took the member key as id"
+            )
 
     def _shard(self, source: Source, members: ShardMembers) -> Iterator[pa.RecordBatch]:
         shard = _Shard(members, SourceRefWriter(members.shard))
