@@ -31,7 +31,7 @@ from mm_assets.checks.relations import (
 from mm_assets.errors import SourceError
 from mm_assets.json_text import repair_json
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.rows.columns import RowStream, row_tuples
+from mm_assets.rows.columns import RowStream, row_tuples, sample_id_of
 from mm_assets.rows.from_members import MAX_ITEMS
 from mm_assets.rows.interleaved import entries_of, is_interleaved
 from mm_assets.rows.schema import REJECTS_SCHEMA
@@ -218,7 +218,6 @@ class OriginRelations:
     def _sample(self, value: Mapping[str, Any]) -> tuple[Any, ...]:
         layout = self._layout
         given = None if layout.sample_id_field is None else value.get(layout.sample_id_field)
-        is_id = isinstance(given, str | int) and not isinstance(given, bool) and given != ""
         frames = None if layout.image_member_field is None else value.get(layout.image_member_field)
         texts, images = (value.get(key) for key in (layout.texts_field, layout.images_field))
         bad_lists = sum(found is not None and entries_of(found) is None for found in (texts, images))
@@ -226,7 +225,7 @@ class OriginRelations:
         interleaved = is_interleaved(value, layout)
         return (
             interleaved,
-            str(given) if is_id else None,
+            sample_id_of(given),
             plain_name(frames) if isinstance(frames, str) and frames else None,
             *((bad_texts, bad_lists) if interleaved else (0, 0)),
             self._digest_of(

@@ -164,8 +164,10 @@ def _without_secrets(options: Mapping[str, Any], name: str, secrets: dict[str, s
 
 def _samples(given: Mapping[str, Any], decision: Decision, *, is_packed: bool) -> Iterator[str]:
     """The setting `samples`; its columns are a comment where not every sample has all of them."""
-    columns = [column.source for column in decision.columns if not _may_be_template(column.source)]
-    is_settled = bool(columns) and all(c.num_samples >= decision.num_samples for c in decision.columns)
+    of_items = {*given.get("per_image_fields", ()), *given.get("per_text_fields", ())}
+    every = [column for column in decision.columns if column.source not in of_items]
+    columns = [column.source for column in every if column.source.strip() and not _may_be_template(column.source)]
+    is_settled = 0 < len(columns) == len(every) and all(c.num_samples >= decision.num_samples for c in every)
     if "user_columns" not in given and is_settled and not is_packed:
         given = {**given, "user_columns": columns}
     if given:

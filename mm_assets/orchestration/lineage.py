@@ -31,6 +31,7 @@ from mm_assets.pipeline.chain import (
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS, DatasetSchema, UserColumn
+from mm_assets.rows.user_columns import ColumnTally
 from mm_assets.storage.urls import is_local, local_path
 
 __all__ = ["copy_schema", "described_data", "modality_columns", "shards_asset"]
@@ -128,11 +129,8 @@ def _json_columns(spec: DatasetSpec, schema: DatasetSchema | None) -> Sequence[U
     """The columns that keys of the samples' JSON fill: as decided, else as declared, then of unknown type."""
     if schema is not None:
         return schema.user_columns[:_MAX_COLUMNS]
-    rules = spec.samples
-    named = [(name, "metadata") for name in rules.user_columns or ()]
-    named += [(name, "image") for name in rules.per_image_fields] + [(name, "text") for name in rules.per_text_fields]
-    found = {name: UserColumn(name=name, source=name, type="json", rows=rows) for name, rows in named}
-    return [*found.values()][:_MAX_COLUMNS]
+    annotated = [column.name for column in _annotator_columns(spec)]
+    return ColumnTally(spec.samples).columns(shown=spec.where, taken=annotated)[:_MAX_COLUMNS]
 
 
 def _annotator_columns(spec: DatasetSpec) -> Sequence[UserColumn]:

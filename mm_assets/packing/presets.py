@@ -30,6 +30,7 @@ from mm_assets.fields import (
     TextField,
     TimedTextField,
 )
+from mm_assets.formats.records import MAX_MODALITIES
 from mm_assets.packing.kinds import SUBTITLES
 from mm_assets.packing.plan import (
     VALUE_TAKES,
@@ -208,6 +209,13 @@ def plan_of(
         field = _COLUMN_FIELDS.get(column.type, JSONField())
         names[name] = PackedModality.of(name, field, Selector(take="column", key=(column.name,), on_refused="absent"))
         packed.append(names[name])
+    if len(modalities) + len(packed) > MAX_MODALITIES:
+        room = MAX_MODALITIES - len(modalities)
+        detail = (
+            f"gives {len(packed)} columns, and beside {len(modalities)} other packed modalities a file has room for "
+            f"{room}: list those to pack; `metadata` and the tables have all of them"
+        )
+        raise ConfigError(where, "pack.columns", detail)
     if packed:
         modalities = check_modalities((*modalities, *packed), where=where, key="pack")
     return PackPlan(preset=preset or "", modalities=modalities, roles=survey.roles)

@@ -184,7 +184,8 @@ _ADVICE = {  # by stage and the start of reason and detail, the longest that fit
     f"{FILTERED_ROWS.name}/packable.incomplete_": "add the part that is missing, or give it a field in `pack`",
     f"{FILTERED_ROWS.name}/packable.sample_too_large": "divide the sample",
     f"{FILTERED_ROWS.name}/misaligned.": "correct the sample, or on_misaligned: warn",
-    f"{FILTERED_ROWS.name}/empty_sample.": "nothing of the sample was left: its other rows say why",
+    f"{FILTERED_ROWS.name}/empty_sample.": "the losses of its other rows say why nothing is left; if it has metadata "
+    "alone, on_empty_sample: keep packs it",
     f"{FILTERED_ROWS.name}/{EMPTY_SAMPLE}.{ALL_FILTERED}": "none of its rows passed the filters: they say which",
     f"{FILTERED_ROWS.name}/decodable.": "repair or replace the item, or set on_undecodable",
     f"{FILTERED_ROWS.name}/{KEPT_UNDECODABLE}": "repair it: it is published, but no reader decodes it; "

@@ -430,7 +430,7 @@ def _unplaced_notes(judge: Judge, counts: Mapping[str, int], run: Run) -> Iterat
 def _plan_notes(summary: PackSummary, run: Run) -> Iterator[str]:
     """Notes if little was packed, or lacks what most samples have: it may be the wrong plan for these rows."""
     if summary.num_samples == 0:
-        yield "no sample was packed: `dropped` says where its rows went"
+        yield "no sample was packed: `mm-assets losses` says why"
         return
     if 2 * summary.num_rest > summary.num_items:
         rest = (

@@ -217,6 +217,8 @@ def _rows(dataset: DatasetStore, keys: Sequence[str]) -> tuple[dict[str, int], d
     """Rows by kind, and the lengths of their texts, of the partitions that the manifest lists."""
     import duckdb
 
+    if not keys:
+        return {}, {}  # there may be no table yet
     query = (
         f"select modality, length(text_content) as length, count(*) as number from {FILTERED_ROWS.name} "
         "where partition in (select unnest(?)) group by all"

@@ -28,6 +28,7 @@ __all__ = [
     "RowStream",
     "content_views",
     "row_tuples",
+    "sample_id_of",
     "views",
 ]
 
@@ -49,6 +50,13 @@ def row_tuples(table: pa.Table | pa.RecordBatch, *names: str) -> Iterator[tuple[
     """Yields the values of some columns, or of all columns if none is named, row by row."""
     columns = [table.column(name) for name in names] if names else table.columns
     return zip(*(column.to_pylist() for column in columns), strict=True)
+
+
+def sample_id_of(value: object) -> str | None:
+    """Returns the sample's id that a JSON value is: a text that is not empty, or a whole number; None of any other."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) and value else None
 
 
 class Origin(NamedTuple):

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from mm_assets.errors import MissingColumnError, ShardError, SourceError, first_line
 from mm_assets.json_text import compact_member
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.rows.columns import MemberIndex, Origin, RowBuilder, RowStream
+from mm_assets.rows.columns import MemberIndex, Origin, RowBuilder, RowStream, sample_id_of
 from mm_assets.rows.schema import (
     METADATA_POSITION,
     MODALITIES,
@@ -228,8 +228,8 @@ class _ListingBuilder(RowBuilder):
         self.unread: list[str] = []  # columns of bytes
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        for sample_id, group in groupby(self._checked(), key=lambda entry: entry[1]["sample_id"]):
-            self._sample(sample_id, list(group))
+        for sample_id, group in groupby(self._checked(), key=lambda entry: entry[0]):
+            self._sample(sample_id, [entry[1:] for entry in group])
             if self.full:
                 yield from self.take()
         yield from self.take()
@@ -250,8 +250,7 @@ class _ListingBuilder(RowBuilder):
             raise MissingColumnError(self.source.url, detail)
 
     def _note_line(self, parsed: ParsedObject) -> None:
-        sample_id = parsed.value.get("sample_id")
-        self.origin = Origin(self.source.url, sample_id if isinstance(sample_id, str) else None)
+        self.origin = Origin(self.source.url, sample_id_of(parsed.value.get("sample_id")))
         self.note_repairs(parsed)
 
     def _reject(
@@ -268,7 +267,7 @@ class _ListingBuilder(RowBuilder):
             self.source.url,
             reason=reason,
             detail=f"row {number} of the list: {detail}",
-            sample_id=sample_id if isinstance(sample_id, str) else None,
+            sample_id=sample_id_of(sample_id),
             member=path if isinstance(path, str) else None,
         )
 
@@ -284,17 +283,17 @@ class _ListingBuilder(RowBuilder):
         for line in _lines(self.source, self.layout, self.encodings, self._note_line):
             yield line, ()
 
-    def _checked(self) -> Iterator[tuple[int, Mapping[str, Any], _Cells]]:
-        """The list's rows that name a sample, numbered from 0."""
+    def _checked(self) -> Iterator[tuple[str, int, Mapping[str, Any], _Cells]]:
+        """The list's rows that name a sample, each after its sample's id and its number, from 0."""
         for number, (line, cells) in enumerate(self._lines()):
             self.counts["members"] += 1
             if isinstance(line, BadTextError):
                 self._reject(number, line.reason, line.detail)
-            elif not isinstance(line.get("sample_id"), str) or not line["sample_id"]:
-                self._reject(number, "no_sample_id", "its sample_id is not text, or empty", line)
+            elif (sample_id := sample_id_of(line.get("sample_id"))) is None:
+                self._reject(number, "no_sample_id", "its sample_id is neither text nor a whole number", line)
             else:
                 self.missing -= line.keys()
-                yield number, line, cells
+                yield sample_id, number, line, cells
 
     def _sample(self, sample_id: str, entries: Sequence[tuple[int, Mapping[str, Any], _Cells]]) -> None:
         if sample_id in self.seen:
@@ -411,6 +410,8 @@ class _ListingBuilder(RowBuilder):
         position = row.get("position")
         if position is None:
             position = next_position
+        if isinstance(position, float) and position.is_integer():
+            position = int(position)  # pandas writes a column of integers as floats if some are missing
         if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= MAX_POSITION:
             raise BadTextError("bad_position", f"position is {position!r}, expected 0 to {MAX_POSITION}")
         return position, modality, ref, text, name, row

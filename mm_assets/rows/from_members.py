@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mm_assets.errors import MissingColumnError
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.rows.columns import MemberIndex, Origin, RowBuilder, RowStream
+from mm_assets.rows.columns import MemberIndex, Origin, RowBuilder, RowStream, sample_id_of
 from mm_assets.rows.interleaved import interleaved_items, is_interleaved
 from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import SourceRefWriter, build_source_ref
@@ -126,6 +126,11 @@ class _Builder(RowBuilder):
             yield from self._shard(self.sources[members.shard], members)
         yield from self.take()
         self.note_columns()
+        if missing := self.counts["missing_sample_ids"]:
+            key = self.layout.sample_id_field
+            self.notes.append(
+                f"{counted(missing, 'sample')} without a text or whole number {key!r} took the member key as id"
+            )
 
     def _shard(self, source: Source, members: ShardMembers) -> Iterator[pa.RecordBatch]:
         shard = _Shard(members, SourceRefWriter(members.shard))
@@ -255,11 +260,9 @@ class _Builder(RowBuilder):
     def _sample_id(self, sample: Sample, parsed: ParsedObject | None) -> str:
         field = self.layout.sample_id_field
         if field is not None:
-            value = parsed.value.get(field) if parsed is not None else None
-            if isinstance(value, str) and value:
-                return value
-            if isinstance(value, int) and not isinstance(value, bool):
-                return str(value)
+            sample_id = sample_id_of(parsed.value.get(field)) if parsed is not None else None
+            if sample_id is not None:
+                return sample_id
             self.counts["missing_sample_ids"] += 1
         label = self.labels.get(sample.shard)
         return sample.key if label is None else f"{label}/{sample.key}"

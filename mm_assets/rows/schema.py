@@ -246,13 +246,6 @@ class Settings(BaseModel):
         return {key: value for key, value in given.items() if value is not None or key not in optional}
 
 
-def _check_columns(columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    for column in columns or ():
-        if column in RESERVED_COLUMNS:
-            raise ValueError(f"{column!r} is a reserved column; not allowed: {', '.join(sorted(RESERVED_COLUMNS))}")
-    return columns
-
-
 def _check_extension(extension: str) -> str:
     if extension != extension.lower() or extension.startswith(".") or not extension:
         raise ValueError("is not an extension: write it in lower case, without the dot")
@@ -303,7 +296,7 @@ class MemberRules(Settings):
         "else in the sample's JSON, for all tokens that do not name a member, as frames of that member in order.",
         examples=["file"],
     )
-    user_columns: Annotated[Texts | None, AfterValidator(_check_columns)] = Field(
+    user_columns: Texts | None = Field(
         default=None,
         validation_alias=AliasChoices("user_columns", "fields"),
         description="Keys of the JSON that become columns of the metadata row; `fields` is another name of this "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -94,6 +95,29 @@ def test_names_of_shards_are_no_templates(folder: Path) -> None:
     assert re.search(r"^  # samples: \{user_columns: \[.*\"all\".*\]\}$", text, re.MULTILINE)
     assert "samples" not in attributes(folder, "odd")
     assert set(attributes(folder, "odd")) == {"name", "shards", "source", "pack"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "given", "columns"),
+    [
+        ({"sample_id": "a", "Position": 1, "filename": "b"}, {}, ["sample_id", "Position", "filename"]),
+        ({"n": 1, "sizes": [3]}, {"per_image_fields": ["sizes"]}, ["n"]),
+        ({"n": 1, " ": 2}, {}, None),
+        ({"n": 1, "{{ x }}": 2}, {}, None),
+    ],
+    ids=["reserved", "items", "blank", "template"],
+)
+def test_the_declaration_gives_the_columns_of_the_plan(
+    folder: Path, keys: dict[str, object], given: dict[str, list[str]], columns: list[str] | None
+) -> None:
+    """Whatever keys the samples have, the declaration can be loaded and registers the columns that were planned."""
+    make_shard(folder / "odd.tar", {"0.png": png(0), "0.json": keys})
+    options = [option for key, value in given.items() for option in ("--set", f"samples.{key}={value}")]
+    planned = json.loads(mm("plan", "odd.tar", *options, "--json").stdout)["datasets"]["default"]
+    mm("init", "odd.tar", "-d", "odd", "--project", *options)
+    assert attributes(folder, "odd").get("samples", {}).get("user_columns") == columns
+    declared = json.loads(mm("plan", "-d", "odd", "--json").stdout)["datasets"]["odd"]
+    assert [c["name"] for c in declared["user_columns"]] == [c["name"] for c in planned["user_columns"]]
 
 
 def test_where_there_is_nothing_to_declare(folder: Path) -> None:

@@ -92,6 +92,17 @@ def test_without_a_manifest_the_command_is_named(made: Path, tmp_path: Path) -> 
     assert "there is no manifest yet: `mm-assets run --root " in result.stderr
 
 
+def test_a_dataset_of_which_nothing_is_published(tmp_path: Path) -> None:
+    """A manifest without partitions has numbers too: none, although no run has made the tables."""
+    make_shard(tmp_path / "in" / "a.tar", {"0.json": {"n": 1}})
+    run = ["run", str(tmp_path / "in"), "-d", "data", "--root", str(tmp_path / "root")]
+    failed = CliRunner().invoke(main, run)
+    assert failed.exit_code == 1
+    assert "none of its 1 sample has content" in failed.output
+    numbers = found(tmp_path)
+    assert (numbers["num_partitions"], numbers["num_samples"], numbers["rows"]) == (0, 0, {})
+
+
 def test_bars_are_in_proportion() -> None:
     """The largest bin has the longest bar, a small one is seen, and an empty one has none."""
     lines = list(histogram_lines([0, 1, 2.5, 10], [1000, 1, 0], width=None))

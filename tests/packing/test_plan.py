@@ -429,6 +429,16 @@ def test_columns_have_the_field_of_their_type() -> None:
     assert list(columns_of({"preset": "image_text", "columns": ["aes*", "url", "u*"]})) == ["url", "aesthetic_score"]
 
 
+def test_more_columns_than_a_file_holds() -> None:
+    """A declaration whose columns do not fit beside the preset's is refused with the room that there is."""
+    many = tuple(UserColumn(name=f"c{n}", source=f"c{n}", type="int64") for n in range(40))
+    plan = choose_plan([], pack={"preset": "image_text", "columns": ["c1*", "c2*", "c3"]}, where="test", columns=many)
+    assert len(plan.modalities) == 3 + 11 + 11 + 1
+    with pytest.raises(ConfigError, match=r"gives 40 columns, .* has room for 29: list those to pack") as caught:
+        choose_plan([], pack={"preset": "image_text", "columns": "all"}, where="test", columns=many)
+    assert caught.value.key == "pack.columns"
+
+
 def test_columns_alone_leave_the_preset_to_the_rows() -> None:
     """Without preset and fields the preset is chosen as without `pack`, and discovered groups leave room."""
     plan = choose_plan(rows(["png", "txt"]), pack={"columns": ["url"]}, where="test", columns=COLUMNS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mm_assets
-from mm_assets.errors import ConfigError, MmAssetsError, SourceError
+from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.pipeline import stages
 from mm_assets.pipeline.losses import losses
 from mm_assets.pipeline.register import register
@@ -65,7 +65,7 @@ def test_later_shards_conform_to_the_schema(tmp_path: Path) -> None:
 
 
 def test_reserved_names(tmp_path: Path) -> None:
-    """Keys that have the names of reserved columns become user_<name>; asking for one is refused at once."""
+    """Keys that have the names of reserved columns become user_<name>, also where they are asked for."""
     members = {"0.json": {"position": 7, "modality": "x", "user_modality": "y", "sample_id": "z"}, "0.txt": "a"}
     shard = make_shard(tmp_path / "s.tar", members)
     dataset, _ = run_chain(declare(tmp_path / "root", shard))
@@ -74,8 +74,10 @@ def test_reserved_names(tmp_path: Path) -> None:
     assert (head["user_position"], head["user_sample_id"]) == (7, "z")
     assert {head["user_modality"], head["user_user_modality"]} == {"x", "y"}
     assert row["user_position"] is None
-    with pytest.raises(ConfigError, match=r"defs\.yaml: samples\.user_columns: 'position' is a reserved column"):
-        declare(tmp_path / "root", shard, samples={"user_columns": ["position"]})
+    asked, _ = run_chain(declare(tmp_path / "asked", shard, samples={"user_columns": ["sample_id", "position"]}))
+    head, _ = table(asked, "filtered_rows")
+    assert list(head)[-2:] == ["user_sample_id", "user_position"]
+    assert (head["user_sample_id"], head["user_position"]) == ("z", 7)
 
 
 def test_numbers_that_json_does_not_know(tmp_path: Path) -> None:

@@ -43,8 +43,6 @@ def test_a_declaration_needs_three_settings() -> None:
         ({"parquet": {"row_group_bytes": 3}}, "parquet.row_group_bytes", "at least 65536"),
         ({"parquet": {"codec": 3}}, "parquet.codec", "allowed here: compression, row_group_bytes"),
         ({"samples": {"text_field": "x"}}, "samples.text_field", "is not a setting"),
-        ({"samples": {"user_columns": ["position"]}}, "samples.user_columns", "reserved column"),
-        ({"samples": {"fields": ["sample_id"]}}, "samples.fields", "reserved column"),
         ({"samples": {"fields": ["a"], "user_columns": ["a"]}}, "samples.fields", "give one of them"),
         ({"samples": {"user_columns": ["a", "a"]}}, "samples.user_columns", "twice"),
         ({"samples": {"extensions": {".PNG": "image"}}}, "samples.extensions..PNG", "lower case"),

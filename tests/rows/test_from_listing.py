@@ -93,6 +93,23 @@ def test_a_list_becomes_rows(tmp_path: Path, kind: str) -> None:
     assert (stream.counts["members"], stream.counts["samples"], stream.counts["rows"]) == (3, 2, 5)
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_ids_and_positions_that_are_numbers(tmp_path: Path, kind: str) -> None:
+    """An id may be a whole number of any size, and a position a whole number that pandas wrote as a float."""
+    ids, positions = [2**64 - 1, 2**53 + 1, 2**53 + 1], [0.0, 2.0, None]
+    path = tmp_path / f"list.{kind}"
+    if kind == "jsonl":
+        pairs = zip(ids, positions, strict=True)
+        write_lines(path, *({"sample_id": i, "position": p, "text_content": "x"} for i, p in pairs))
+    else:
+        columns = {"sample_id": pa.array(ids, pa.uint64()), "position": positions, "text_content": ["x"] * 3}
+        pq.write_table(pa.table(columns), path)
+    rows, rejects, _ = read(path)
+    assert rejects == []
+    found = [(row["sample_id"], row["position"]) for row in rows if row["modality"] == "text"]
+    assert found == [("18446744073709551615", 0), ("9007199254740993", 1), ("9007199254740993", 2)]
+
+
 LISTED = [("sample_id", pa.string()), ("path", pa.string())]
 CELLS = st.none() | st.fixed_dictionaries(
     {"bytes": st.none() | st.binary(max_size=4), "path": st.sampled_from([None, "x.png", "dir/x.wav"])}
@@ -134,7 +151,9 @@ def test_columns_that_json_does_not_know(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ({"path": "a.jpg"}, "no_sample_id"),
-        ({"sample_id": 3, "path": "a.jpg"}, "no_sample_id"),
+        ({"sample_id": 3.0, "path": "a.jpg"}, "no_sample_id"),
+        ({"sample_id": True, "path": "a.jpg"}, "no_sample_id"),
+        ({"sample_id": "", "path": "a.jpg"}, "no_sample_id"),
         ({"sample_id": "x"}, "no_source"),
         ({"sample_id": "x", "path": "../a.jpg"}, "outside"),
         ({"sample_id": "x", "path": "/etc/passwd"}, "outside"),
@@ -146,6 +165,7 @@ def test_columns_that_json_does_not_know(tmp_path: Path) -> None:
         ({"sample_id": "x", "path": 7}, "bad_source"),
         ({"sample_id": "x", "path": "a.jpg", "position": -1}, "bad_position"),
         ({"sample_id": "x", "path": "a.jpg", "position": True}, "bad_position"),
+        ({"sample_id": "x", "path": "a.jpg", "position": 0.5}, "bad_position"),
         ({"sample_id": "x", "path": "a.jpg", "modality": 1}, "bad_modality"),
         ({"sample_id": "x", "path": "a.jpg", "modality": ["image"]}, "bad_modality"),
         ({"sample_id": "x", "path": "a.jpg", "modality": "picture"}, "bad_modality"),

@@ -426,6 +426,7 @@ def test_sample_ids(tmp_path: Path) -> None:
     assert out.reasons() == {"d.json": "duplicate_sample_id", "d.jpg": "duplicate_sample_id"}
     assert "'a'" in out.rejects[0]["detail"]
     assert out.stream.counts["missing_sample_ids"] == 2
+    assert out.stream.notes == ["2 samples without a text or whole number 'id' took the member key as id"]
 
 
 def test_grouped_shards(tmp_path: Path) -> None:
