@@ -204,7 +204,7 @@ def test_the_page_of_a_partition_whose_check_failed(
 
 @pytest.mark.parametrize("job", ["docs_load", "docs_shards"])
 def test_events_have_no_secret_of_a_url(instance: dg.DagsterInstance, demo_spec: SpecOf, job: str) -> None:
-    """The log of a run whose shards cannot be listed has their URL without its password and signature, and no more."""
+    """The log of a run whose shards cannot be listed has their URL without its password and signature."""
     spec = demo_spec("docs", shards="http://user:5ec2e7@127.0.0.1:9/x.tar?X-Amz-Signature=5ec2e7")
     definitions = build_definitions(spec)
     if job == "docs_shards":
@@ -216,7 +216,7 @@ def test_events_have_no_secret_of_a_url(instance: dg.DagsterInstance, demo_spec:
     result = run.execute_in_process(instance=instance, raise_on_error=False)
     assert not result.success
     log = "".join(dg.serialize_value(entry) for entry in instance.all_logs(result.run_id))
-    assert "http://user:***@127.0.0.1:9/x.tar?X-Amz-Signature=***: cannot be " in log
+    assert "http://user:***@127.0.0.1:9/x.tar: cannot be " in log
     assert "5ec2e7" not in log
 
 

@@ -36,15 +36,15 @@ def test_columns_are_inferred() -> None:
 
 
 def test_columns_that_are_asked_for() -> None:
-    """Exactly the named keys are columns; one that is reserved or nowhere is refused."""
+    """Exactly the named keys are columns; one that is nowhere is refused, and a reserved one gets a name of its own."""
     objects = [{"a": 1, "b": 2}, {"b": 3}]
     (column,) = columns_of(objects, MemberRules(user_columns=("a",)), shown="s")
     assert (column.name, column.type, column.required) == ("a", "int64", True)
     assert columns_of(objects, MemberRules(user_columns=()), shown="s") == ()
     with pytest.raises(SourceError, match="'zz'"):
         columns_of(objects, MemberRules(user_columns=("a", "zz")), shown="s")
-    with pytest.raises(ValueError, match="reserved"):
-        MemberRules(user_columns=("modality",))
+    (reserved,) = columns_of([{"modality": "x"}], MemberRules(user_columns=("modality",)), shown="s")
+    assert (reserved.name, reserved.source) == ("user_modality", "modality")
 
 
 def test_keys_that_are_data_do_not_become_columns_without_end() -> None:
