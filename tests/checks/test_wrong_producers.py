@@ -600,6 +600,7 @@ class EveryThird(Filter):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"materialize": "write"}, {"renumber": True}, {"on_empty_sample": "keep"}])
 def test_filters_that_depend_on_chance_never_fail_a_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, Any]
@@ -623,6 +624,7 @@ def test_filters_that_depend_on_chance_never_fail_a_partition(
 # --- settings that matter ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
