@@ -94,7 +94,8 @@ def test_a_query_reads_and_writes_no_file(sandbox: Sandbox, folder: Path, place:
 
 def test_files_beside_the_dataset_are_closed_to_duckdb_too(folder: Path) -> None:
     """A statement that got past the parser could read the relations' folder and nothing else."""
-    request = {"threads": 1, "memory": 64 << 20, "root": str(folder / "root" / "data"), "statements": []}
+    root = str(folder / "root" / "data")
+    request = {"threads": 1, "memory": 64 << 20, "root": root, "folders": [f"'{root}/'"], "statements": []}
     with closing(_connect(request)) as connection:
         inside = connection.execute(f"select * from '{folder / 'root' / 'data' / 'secret.parquet'}'").fetchall()
         assert inside == [(SECRET,)]
