@@ -141,6 +141,7 @@ def test_verify_names_damaged_samples(cli: Cli, demo_shards: Path) -> None:
     cli("verify", "out/default/manifest.json")
 
 
+@pytest.mark.slow
 def test_verify_compares_the_tables_of_a_manifest_with_their_digests(cli: Cli, demo_shards: Path) -> None:
     """A changed or missing table of a published partition is named; without the tables the packed files are enough."""
     cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
