@@ -122,7 +122,7 @@ def test_a_dataset_of_an_earlier_spelling_stays_as_it_is(tmp_path: Path, monkeyp
         assert (found.added, found.changed, found.removed) == ((), (), ())
     file = tmp_path / "root" / "data" / "shards.json"
     stored = file.read_text()
-    file.write_text(stored.replace(place, f"{tmp_path}/root/../in"))  # as a release before stored a relative path
+    file.write_text(stored.replace(place, f"{tmp_path / 'root'}/../in"))  # as a release before stored a relative path
     earlier = DatasetStore(dataset.spec)
     known = earlier.partitions()
     found = register(earlier)
