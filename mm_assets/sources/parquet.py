@@ -178,7 +178,8 @@ def _as_text(column: pa.Array) -> pa.Array:
     for pattern, replacement in _ISO_8601:
         text = pc.replace_substring_regex(text, pattern, replacement)
     ticks = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64()).cast(pa.int64())
-    limit = min(MAX_ARROW_DAYS * _ticks_per_day(column.type), 2**63 - 1)
+    day = _ticks_per_day(column.type)
+    limit = min(MAX_ARROW_DAYS * day, 2**63 - 1 - day)  # a day less: the local time of a zone has to be an int64, too
     far = pc.fill_null(pc.or_(pc.greater(ticks, limit), pc.less(ticks, -limit)), False)
     return pc.replace_with_mask(text, far, pa.array(map(_far_text, column.filter(far)), pa.string()))
 
@@ -194,7 +195,8 @@ def _far_text(scalar: pa.Scalar) -> str:
     days, tick = divmod(scalar.value, _ticks_per_day(kind))
     cycles, day = divmod(days, 146_097)
     of_cycle = date(1970, 1, 1) + timedelta(day)
-    text = f"{of_cycle.year + 400 * cycles:+05}{of_cycle:-%m-%d}"
+    year = of_cycle.year + 400 * cycles
+    text = f"{year:04}{of_cycle:-%m-%d}" if 0 <= year <= 9999 else f"{year:+05}{of_cycle:-%m-%d}"
     if not pa.types.is_timestamp(kind):
         return text
     digits = len(str(_TICKS[kind.unit])) - 1

@@ -17,7 +17,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -185,6 +185,8 @@ class TestMembers:
         unit=st.sampled_from(["s", "ms", "us", "ns"]),
         zone=st.sampled_from([None, "UTC", "+05:30", "America/St_Johns"]),
     )
+    @example(ticks=-(2**63) + 10**13, unit="ns", zone="America/St_Johns")
+    @example(ticks=2**63 - 10**13, unit="ns", zone="+05:30")
     def test_timestamps_are_exact_iso_8601(self, ticks: int, unit: str, zone: str | None) -> None:
         """The date and time of any tick, in any unit and zone, and of any year, are those of the proleptic calendar."""
         (text,) = json_values(pa.array([ticks], pa.timestamp(unit, zone)))
