@@ -1,4 +1,4 @@
-"""What the checks cost: processor seconds of all checks of a partition, beside those of the stages.
+"""Measures the processor seconds that the checks of a partition take, beside the seconds of the whole work.
 
 Runs all stages over shards that it makes (100 MB each by default), and over other shards that are given, with
 annotators and a filter. The demo shards run once before that, so that imports do not count; of several runs the least
@@ -34,14 +34,14 @@ SETTINGS: dict[str, Any] = {
 
 
 def measure(name: str, shards: str) -> tuple[float, dict[str, float]]:
-    """Processor seconds of the whole work on a dataset, and those of the checks of each stage."""
-    of_checks: dict[str, float] = {}
+    """Returns the processor seconds of the whole work on a dataset, and of the checks of each stage."""
+    check_seconds: dict[str, float] = {}
     run_checks = run.run_checks
 
     def timed(context: Any, *others: Any) -> Any:
         began = time.process_time()
         outcomes = run_checks(context, *others)
-        of_checks[context.asset] = of_checks.get(context.asset, 0.0) + time.process_time() - began
+        check_seconds[context.asset] = check_seconds.get(context.asset, 0.0) + time.process_time() - began
         if failed := [outcome.name for outcome in outcomes if outcome.stops]:
             raise SystemExit(f"{name}: {context.asset}: the checks failed: {', '.join(failed)}")
         return outcomes
@@ -59,7 +59,7 @@ def measure(name: str, shards: str) -> tuple[float, dict[str, float]]:
                         make(work)
                     stages.packed(work)
                     publish.publish(work)
-            return time.process_time() - began, of_checks
+            return time.process_time() - began, check_seconds
     finally:
         run.run_checks = run_checks
 
@@ -70,18 +70,19 @@ def main() -> None:
     parser.add_argument("shards", nargs="*", metavar="NAME=SHARDS")
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--runs", type=int, default=3)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     measure("warm_up", str(DEMO / "captions-*.tar"))
     print(f"{'shards':24}  {'all s':>6}  {'checks s':>8}  of these, by stage")
     with tempfile.TemporaryDirectory(prefix="bench-shards-") as folder:
-        named = dict(each.split("=", 1) for each in given.shards)
-        for layout in LAYOUTS if given.megabytes else ():
+        named = dict(each.split("=", 1) for each in arguments.shards)
+        for layout in LAYOUTS if arguments.megabytes else ():
             named[layout] = f"{folder}/{layout}.tar"
-            make_shard(Path(named[layout]), given.megabytes, layout)
+            make_shard(Path(named[layout]), arguments.megabytes, layout)
         for name, shards in named.items():
-            best, of_checks = min((measure(name, shards) for _ in range(given.runs)), key=lambda found: found[0])
-            parts = ", ".join(f"{asset} {seconds:.2f}" for asset, seconds in of_checks.items())
-            print(f"{name:24}  {best:6.2f}  {sum(of_checks.values()):8.2f}  {parts}")
+            runs = (measure(name, shards) for _ in range(arguments.runs))
+            best, check_seconds = min(runs, key=lambda result: result[0])
+            parts = ", ".join(f"{asset} {seconds:.2f}" for asset, seconds in check_seconds.items())
+            print(f"{name:24}  {best:6.2f}  {sum(check_seconds.values()):8.2f}  {parts}")
 
 
 if __name__ == "__main__":

@@ -251,8 +251,8 @@ class FileSearch:
                 identity, entries = self._local_entries(here) if self._is_local else self._web_entries(here)
             except (FileNotFoundError, NotADirectoryError):  # removed since it was listed, or the start of a pattern
                 continue
-            except Exception as error:
-                # The clients of servers have errors of their own, and one folder does not keep others from being read.
+            except Exception as error:  # of a server's client, which may have a class of its own for a refusal
+                # A folder that refuses access does not keep the others from being read; any other error is raised.
                 if here == root or not (isinstance(error, PermissionError) or http_status(error) in (401, 403)):
                     raise
                 self.skip(here, f"cannot be listed: {reason(error)}")
