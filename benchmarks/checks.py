@@ -17,11 +17,11 @@ from typing import Any
 
 from memory import make_shard
 
-from mm_assets.pipeline import publish, run, stages
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition import publish, stage_run, stages
+from mm_assets.pipeline.partition.inputs import PartitionWork
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
-from mm_assets.pipeline.work import PartitionWork
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
 
 DEMO = Path(__file__).resolve().parents[1] / "mm_assets" / "defs" / "demo" / "shards"
 LAYOUTS = ("jpeg", "tiff", "captions")
@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 def measure(name: str, shards: str) -> tuple[float, dict[str, float]]:
     """Returns the processor seconds of the whole work on a dataset, and of the checks of each stage."""
     check_seconds: dict[str, float] = {}
-    run_checks = run.run_checks
+    run_checks = stage_run.run_checks
 
     def timed(context: Any, *others: Any) -> Any:
         began = time.process_time()
@@ -46,7 +46,7 @@ def measure(name: str, shards: str) -> tuple[float, dict[str, float]]:
             raise SystemExit(f"{name}: {context.asset}: the checks failed: {', '.join(failed)}")
         return outcomes
 
-    run.run_checks = timed
+    stage_run.run_checks = timed
     try:
         with tempfile.TemporaryDirectory(prefix="bench-checks-") as root:
             config = {**SETTINGS, "name": name.replace("-", "_"), "shards": shards, "root": root}
@@ -61,7 +61,7 @@ def measure(name: str, shards: str) -> tuple[float, dict[str, float]]:
                     publish.publish(work)
             return time.process_time() - began, check_seconds
     finally:
-        run.run_checks = run_checks
+        stage_run.run_checks = run_checks
 
 
 def main() -> None:

@@ -74,12 +74,12 @@ def bare(tables: list[Path]) -> float:
 
 def chain(name: str, shards: str, root: str, mode: str) -> dict[str, Any]:
     """Runs every partition of a dataset; processor seconds of all of it and of `filtered_rows`, and what was judged."""
-    from mm_assets.pipeline import publish, stages
     from mm_assets.pipeline.chain import FILTERED_ROWS
-    from mm_assets.pipeline.register import register
+    from mm_assets.pipeline.partition import publish, stages
+    from mm_assets.pipeline.partition.inputs import PartitionWork
     from mm_assets.pipeline.spec import DatasetSpec
-    from mm_assets.pipeline.store import DatasetStore
-    from mm_assets.pipeline.work import PartitionWork
+    from mm_assets.pipeline.state.folder import DatasetStore
+    from mm_assets.pipeline.state.registration import register
 
     spec = DatasetSpec.from_config(
         declaration_of(name, shards, root, mode), where=str(DECLARATIONS), base=DECLARATIONS.parent

@@ -143,7 +143,7 @@ def peak_bytes() -> int:
 def dataset_of(shard: str, root: str) -> Any:
     """The dataset that is measured; its packing follows from the folder that the shard lies in."""
     from mm_assets.pipeline.spec import DatasetSpec
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.state.folder import DatasetStore
 
     preset = "image_text" if Path(shard).parent.name == "captions" else "interleaved"
     config = {
@@ -186,7 +186,7 @@ def measure_chain(shard: str, root: str) -> dict[str, Any]:
 
 def measure_stage(shard: str, root: str) -> dict[str, Any]:
     """Makes and materializes the rows twice, without writing them; the second time everything is imported and warm."""
-    from mm_assets.pipeline.register import register
+    from mm_assets.pipeline.state.registration import register
     from mm_assets.rows.from_members import MemberRows
     from mm_assets.rows.materialize import MaterializeStream
     from mm_assets.sources.base import index_members

@@ -256,7 +256,7 @@ def make_explored(folder: Path, partitions: int) -> str:
     """A dataset's folder with drops, scores and three manifests: links to the files of one partition."""
     from scale import datasets
 
-    from mm_assets.pipeline.publish import build_manifest
+    from mm_assets.pipeline.state.manifests import build_manifest
 
     place = datasets.Local(folder)
     place.settings |= {

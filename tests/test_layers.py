@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mm_assets.cli.main import COMMANDS
-from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
 
 CODE = """
 import importlib, sys
@@ -45,7 +45,7 @@ def loaded_by(*modules: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["mm_assets.pipeline.stages", "mm_assets.checks"])
+@pytest.mark.parametrize("module", ["mm_assets.pipeline.partition.stages", "mm_assets.checks"])
 def test_nothing_below_orchestration_loads_dagster(module: str) -> None:
     """The library does not import Dagster."""
     assert "dagster" not in loaded_by(module)

@@ -131,7 +131,7 @@ def settings(decodable: str) -> dict[str, Any]:
 
 def _dataset(shards: Sequence[str], out: Path, decodable: str) -> Any:
     from mm_assets.pipeline.spec import DatasetSpec
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.state.folder import DatasetStore
 
     # All of the folder, which is the shards of one kind.
     config = {"name": "ingest", "shards": str(Path(shards[0]).parent), "root": str(out), **settings(decodable)}
@@ -142,9 +142,9 @@ def stream(shards: Sequence[str], out: Path, decodable: str) -> Steps:
     """Registers and takes each shard to filtered Parquet in one stream: no tables between, digests or checks."""
     from mm_assets.filters.apply import FilterStream
     from mm_assets.packing.judge import Judge
-    from mm_assets.pipeline.partition_run import rare_collections
-    from mm_assets.pipeline.register import register
-    from mm_assets.pipeline.work import PartitionWork
+    from mm_assets.pipeline.partition.inputs import PartitionWork
+    from mm_assets.pipeline.partition.run import rare_collections
+    from mm_assets.pipeline.state.registration import register
     from mm_assets.rows.materialize import MaterializeStream
     from mm_assets.rows.parquet import ParquetSink, sample_groups
     from mm_assets.sources.base import index_members
@@ -197,8 +197,8 @@ def stream(shards: Sequence[str], out: Path, decodable: str) -> Steps:
 def stages(shards: Sequence[str], out: Path, decodable: str) -> Steps:
     """Registers and runs every stage of each partition: all tables, both packed formats, digests, fsync, all checks."""
     from mm_assets.pipeline.chain import PACKED_STAGES, RAW_SHARDS
-    from mm_assets.pipeline.partition_run import PartitionReport, partition_steps
-    from mm_assets.pipeline.register import register
+    from mm_assets.pipeline.partition.run import PartitionReport, partition_steps
+    from mm_assets.pipeline.state.registration import register
 
     steps, dataset = Steps(), _dataset(shards, out, decodable)
     with steps.at("register"):

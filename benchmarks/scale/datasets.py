@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mm_assets.pipeline.chain import PUBLISHED, TABLES
-from mm_assets.pipeline.partition_run import PartitionReport, run_partition
-from mm_assets.pipeline.pending import pending_partitions
-from mm_assets.pipeline.records import Partition
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition.run import PartitionReport, run_partition
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.records import Partition
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import pending_partitions
 from mm_assets.storage.urls import filesystem
 
 __all__ = ["Local", "Place", "Remote", "Template", "declared", "key_of", "make_dataset", "publish_one", "withdraw_one"]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.scale.datasets import Place, Template, declared
 from mm_assets.pipeline.chain import CHAIN
-from mm_assets.pipeline.partition_run import rare_collections
+from mm_assets.pipeline.partition.run import rare_collections
 from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["MEASURES", "Case", "measured"]
@@ -92,9 +92,9 @@ def load(case: Case) -> dict[str, float]:
     """Registers the partitions, and drives all that are pending, as `run` does; the figures are the driver's own."""
     from benchmarks.scale.stub import Stub
     from mm_assets.orchestration.launch import open_instance, register_dataset, run_load
-    from mm_assets.pipeline.engines.processes import Processes
-    from mm_assets.pipeline.pending import Present
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.load.processes import Processes
+    from mm_assets.pipeline.state.folder import DatasetStore
+    from mm_assets.pipeline.state.staleness import Present
 
     engine = Stub(case.place, case.template, SLOTS) if case.engine == "stub" else Processes(WORKERS)
     usage = Usage()
@@ -146,7 +146,7 @@ def _options(spec: DatasetSpec) -> Iterator[str]:
 
 def pending(case: Case) -> dict[str, float]:
     """What is pending."""
-    from mm_assets.pipeline.pending import pending_partitions
+    from mm_assets.pipeline.state.staleness import pending_partitions
 
     dataset, usage = declared(case.place), Usage()
     with rare_collections():
@@ -156,7 +156,7 @@ def pending(case: Case) -> dict[str, float]:
 
 def manifest(case: Case) -> dict[str, float]:
     """A manifest, in a process that has not made one before."""
-    from mm_assets.pipeline.publish import build_manifest
+    from mm_assets.pipeline.state.manifests import build_manifest
 
     dataset, usage = declared(case.place), Usage()
     with rare_collections():

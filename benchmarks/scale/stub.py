@@ -10,8 +10,8 @@ from multiprocessing import connection
 from queue import Empty, Queue
 
 from benchmarks.scale.datasets import Place, Template
-from mm_assets.pipeline.engines.base import Ended, Task
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.load.engine import Ended, Task
+from mm_assets.pipeline.state.folder import DatasetStore
 
 __all__ = ["Stub"]
 

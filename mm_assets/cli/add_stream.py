@@ -53,8 +53,8 @@ def command(
     """Add a modality to the MSTR file FILE in place, or to all published partitions of --dataset, and its manifest."""
     from mm_assets.dataset.add_stream import read_values
     from mm_assets.packing.plan import declared_imports
-    from mm_assets.pipeline.added_streams import add_to_dataset
-    from mm_assets.pipeline.publish import build_manifest
+    from mm_assets.pipeline.state.added_streams import add_to_dataset
+    from mm_assets.pipeline.state.manifests import build_manifest
 
     if (file is None) == (not chosen.names):
         raise ConfigError("arguments", "FILE", "give either a file or --dataset")

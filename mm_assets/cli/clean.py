@@ -17,7 +17,7 @@ from mm_assets.summaries import counted
 @json_option
 def command(chosen: DatasetChoice, keep: int | None, dry_run: bool) -> None:
     """Remove packed files and manifests that no kept manifest needs."""
-    from mm_assets.pipeline.publish import clean
+    from mm_assets.pipeline.state.clean import clean
 
     document = {}
     for dataset in chosen.stores():

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 
-from mm_assets.cli.output import echo
 from mm_assets.errors import ConfigError
 
 __all__ = ["command", "complete_datasets", "complete_partitions", "complete_presets", "complete_stages"]
@@ -41,7 +40,7 @@ def command(context: click.Context, shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None  # these are Click's own
     click.echo(found(context.find_root().command, {}, PROGRAM, _VARIABLE).source())
-    echo(f"to install it: {_INSTALL[shell]}; then start a new shell", err=True)
+    click.echo(f"to install it: {_INSTALL[shell]}; then start a new shell", err=True)
 
 
 def complete_datasets(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -80,7 +79,7 @@ def complete_presets(_context: click.Context, _parameter: click.Parameter, incom
 def _registered(context: click.Context) -> list[Path]:
     """The folders of the registered datasets below the local root that the command has."""
     from mm_assets.cli.project import project_folder
-    from mm_assets.pipeline.home import default_root, find_dagster_home
+    from mm_assets.pipeline.dagster_home import default_root, find_dagster_home
     from mm_assets.storage.urls import is_local, local_path
 
     root = context.params.get("root") or default_root(find_dagster_home(project_folder(Path.cwd())))

@@ -17,7 +17,7 @@ from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
-    from mm_assets.pipeline.versions import PartitionDiff, SampleChange, VersionDiff
+    from mm_assets.pipeline.explore.diff import PartitionDiff, SampleChange, VersionDiff
 
 
 @click.command()
@@ -35,7 +35,7 @@ def command(chosen: DatasetChoice, old: str, new: str, shown: int) -> None:
     `manifests/`), or the path or URL of a manifest. Partitions with the same files are not read.
     """
     from mm_assets.packing.plan import declared_imports
-    from mm_assets.pipeline.versions import diff, find_version
+    from mm_assets.pipeline.explore.diff import diff, find_version
 
     stores = chosen.stores()
     if len(stores) != 1:

@@ -24,8 +24,8 @@ from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
-    from mm_assets.pipeline.decide import Decision
     from mm_assets.pipeline.spec import DatasetSpec
+    from mm_assets.pipeline.state.schema_inference import Decision
 
 _TYPE = "mm_assets.orchestration.ShardDataset"
 _TEMPLATE = ("{{", "{%", "{#")
@@ -40,8 +40,8 @@ def command(chosen: DatasetChoice, makes_project: bool) -> None:
 
     SHARDS is a folder, glob or URL. A file that is there is never overwritten. Nothing is registered or packed.
     """
-    from mm_assets.pipeline.decide import decide_layout
-    from mm_assets.pipeline.register import list_shards, no_shards
+    from mm_assets.pipeline.state.registration import list_shards, no_shards
+    from mm_assets.pipeline.state.schema_inference import decide_layout
 
     if chosen.shards is None:
         raise ConfigError("arguments", "SHARDS", "is missing: give a folder, glob or URL of the shards")
@@ -96,8 +96,8 @@ def _write_new(file: Path, text: str) -> None:
 
 def _is_packed(spec: DatasetSpec) -> bool:
     """Whether the dataset is there, made of these shards with these settings: to name more of them would change it."""
-    from mm_assets.pipeline.register import refusal
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.state.folder import DatasetStore
+    from mm_assets.pipeline.state.registration import refusal
 
     dataset = DatasetStore(spec)
     return spec.is_made_from(dataset.registered().source) and refusal(dataset) is None

@@ -15,7 +15,7 @@ from mm_assets.errors import ConfigError, meant
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
-    from mm_assets.pipeline.losses import Loss, LossTotal
+    from mm_assets.pipeline.state.losses import Loss, LossTotal
 
 
 @click.command()
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 @json_option
 def command(chosen: DatasetChoice, keys: tuple[str, ...]) -> None:
     """List what was lost (failed partitions, rejects, dropped rows), and what is published in spite of a fault."""
-    from mm_assets.pipeline.losses import FAILED, loss_totals, losses
-    from mm_assets.pipeline.publish import partitions_in_manifest
+    from mm_assets.pipeline.state.losses import FAILED, loss_totals, losses
+    from mm_assets.pipeline.state.manifests import partitions_in_manifest
 
     document = {}
     for dataset in chosen.stores():
@@ -77,7 +77,7 @@ def totals_document(totals: Sequence[LossTotal]) -> list[Mapping[str, Any]]:
 
 def _as_json(totals: Sequence[LossTotal], items: Iterator[Loss], unpublished: Sequence[str]) -> Mapping[str, Any]:
     """A dataset's part of the document; the items, of which there may be very many, are read when it is written."""
-    from mm_assets.pipeline.losses import FAILED
+    from mm_assets.pipeline.state.losses import FAILED
 
     failed: set[str] = set()
 

@@ -22,7 +22,7 @@ from mm_assets.errors import ConfigError, meant
 
 if TYPE_CHECKING:
     from mm_assets.pipeline.spec import DatasetSpec
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.state.folder import DatasetStore
 
 __all__ = [
     "DatasetChoice",
@@ -135,8 +135,8 @@ class DatasetChoice:
             ConfigError: a dataset is not declared, or is not below the given root.
         """
         from mm_assets.cli.project import project_folder
-        from mm_assets.pipeline.home import default_root, find_dagster_home
-        from mm_assets.pipeline.store import DatasetStore
+        from mm_assets.pipeline.dagster_home import default_root, find_dagster_home
+        from mm_assets.pipeline.state.folder import DatasetStore
 
         if self.root and self.names:
             return self._stores_below(_absolute(self.root))
@@ -152,7 +152,7 @@ class DatasetChoice:
 
     def _stores_below(self, root: str) -> list[DatasetStore]:
         from mm_assets.pipeline.spec import DatasetSpec
-        from mm_assets.pipeline.store import DatasetStore
+        from mm_assets.pipeline.state.folder import DatasetStore
 
         # The shards of these datasets are not read, so the root stands for them.
         settings = parsed_settings(self.settings)
@@ -168,7 +168,7 @@ class DatasetChoice:
 
     def complete(self, message: str) -> str:
         """A message whose suggested commands carry the given options, so that they work when pasted."""
-        from mm_assets.pipeline.home import default_root
+        from mm_assets.pipeline.dagster_home import default_root
 
         def completed(found: re.Match[str]) -> str:
             options = {"--module": self.module, "--root": self.root}
@@ -223,7 +223,7 @@ class DatasetChoice:
 
     def _undeclared(self, shards: str, *, needs_home: bool = True, read_only: bool = False) -> DatasetSpec:
         from mm_assets.cli.project import make_importable
-        from mm_assets.pipeline.home import default_root
+        from mm_assets.pipeline.dagster_home import default_root
         from mm_assets.pipeline.spec import DatasetSpec
 
         if len(self.names) > 1:
@@ -328,7 +328,7 @@ def _note_secrets_of(settings: Iterable[str]) -> None:
 
 def _find_dagster_home(*, read_only: bool) -> None:
     from mm_assets.cli.project import project_folder
-    from mm_assets.pipeline.home import find_dagster_home
+    from mm_assets.pipeline.dagster_home import find_dagster_home
 
     given, here = os.environ.get("DAGSTER_HOME"), Path.cwd()
     if read_only:

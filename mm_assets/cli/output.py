@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -16,13 +16,13 @@ from mm_assets.errors import ConfigError, MmAssetsError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mm_assets.cli.options import DatasetChoice
-    from mm_assets.pipeline.losses import LossTotal
-    from mm_assets.pipeline.pending import Stale
-    from mm_assets.pipeline.register import Registration
     from mm_assets.pipeline.spec import DatasetSpec
+    from mm_assets.pipeline.state.losses import LossTotal
+    from mm_assets.pipeline.state.registration import Registration
+    from mm_assets.pipeline.state.staleness import Stale
 
 __all__ = [
+    "CommandCompleter",
     "echo",
     "error_text",
     "look_command",
@@ -47,6 +47,13 @@ _SHOWN = 5  # partitions named in one line
 _LISTED = 50  # partitions or shards that have a line each
 _UNBROKEN = 1 << 12  # columns, where no terminal shows a table
 _READABLE = 24  # characters of a line of a long text, at least
+
+
+class CommandCompleter(Protocol):
+    """The datasets that a command was given: its options go into the commands that messages suggest."""
+
+    def complete(self, text: str) -> str:
+        """Returns a message whose suggested commands have the options that this one was given."""
 
 
 def printable(text: str) -> str:
@@ -148,9 +155,9 @@ def print_next(steps: Iterable[str]) -> None:
             echo(f"{'      ' if number else 'next: '}{step}")
 
 
-def report_losses(chosen: DatasetChoice, dataset: str, totals: Sequence[LossTotal]) -> None:
+def report_losses(chosen: CommandCompleter, dataset: str, totals: Sequence[LossTotal]) -> None:
     """Writes how much was dropped, lost or has a fault, as a table by reason, then the first of each and what to do."""
-    from mm_assets.pipeline.losses import totals_said
+    from mm_assets.pipeline.state.losses import totals_said
 
     echo(f"{dataset}: {totals_said(totals)}")
     if not totals:
@@ -165,7 +172,7 @@ def report_losses(chosen: DatasetChoice, dataset: str, totals: Sequence[LossTota
         echo(f"  what to do: {chosen.complete(loss.advice)}")
 
 
-def report_error(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -> int:
+def report_error(error: MmAssetsError | OSError, chosen: CommandCompleter | None) -> int:
     """Writes an error in one line to standard error and returns the exit code.
 
     Raises:
@@ -176,7 +183,7 @@ def report_error(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -
     return 2 if isinstance(error, ConfigError) else 1
 
 
-def error_text(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -> str:
+def error_text(error: MmAssetsError | OSError, chosen: CommandCompleter | None) -> str:
     """The message of an error, with the given options in the commands that it suggests; errors as `report_error`."""
     if isinstance(error, OSError) and not isinstance(error, MmAssetsError):
         if error.filename is None:
@@ -195,7 +202,7 @@ def wait_for_shards(spec: DatasetSpec) -> Callable[[float], None]:
     return wait
 
 
-def report_registration(chosen: DatasetChoice, spec: DatasetSpec, found: Registration) -> None:
+def report_registration(chosen: CommandCompleter, spec: DatasetSpec, found: Registration) -> None:
     """Writes to standard error which shards are gone or too young, what is odd, and what makes Dagster slow."""
     from mm_assets.orchestration.checks import slow_pages
 
@@ -242,7 +249,7 @@ def named_in_part(keys: Sequence[str]) -> str:
     return ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
 
 
-def report_missing_streams(chosen: DatasetChoice, dataset: str, missing: Mapping[str, tuple[str, ...]]) -> None:
+def report_missing_streams(chosen: CommandCompleter, dataset: str, missing: Mapping[str, tuple[str, ...]]) -> None:
     """Writes to standard error which added streams the manifest lacks, why, and the command that adds them."""
     for name, keys in missing.items():
         advice = chosen.complete(f"`mm-assets add-stream --dataset {dataset} --name {name}`")
@@ -269,7 +276,7 @@ def report_planned(dataset: str, planned: Mapping[str, Stale]) -> None:
 
 def report_faults(stale: Mapping[str, Stale]) -> None:
     """Writes a table of the partitions that have to run, by the stage to start at and the reason."""
-    from mm_assets.pipeline.pending import by_fault
+    from mm_assets.pipeline.state.staleness import by_fault
 
     print_table(
         ("starts at", "why", "partitions", "first of them"),

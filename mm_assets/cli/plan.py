@@ -15,8 +15,8 @@ from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
     from mm_assets.packing.kinds import SampleKind
-    from mm_assets.pipeline.decide import Decision
     from mm_assets.pipeline.spec import DatasetSpec
+    from mm_assets.pipeline.state.schema_inference import Decision
 
 _SHOWN = 20  # lines of one table; --json gives all that schema.json has
 
@@ -29,8 +29,8 @@ def command(chosen: DatasetChoice) -> None:
 
     SHARDS is a folder, glob or URL; of a declared dataset give --dataset instead.
     """
-    from mm_assets.pipeline.decide import decide_layout
-    from mm_assets.pipeline.register import list_shards, no_shards
+    from mm_assets.pipeline.state.registration import list_shards, no_shards
+    from mm_assets.pipeline.state.schema_inference import decide_layout
 
     planned = {}
     for spec in chosen.specs(read_only=True, needs_home=False):
@@ -53,7 +53,7 @@ def command(chosen: DatasetChoice) -> None:
 
 def _print_next(chosen: DatasetChoice, spec: DatasetSpec, decision: Decision) -> None:
     """Writes the command that follows, or how the layout of the registered dataset differs."""
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.state.folder import DatasetStore
 
     dataset = DatasetStore(spec)
     name = ["--dataset", spec.name] if chosen.shards is None or chosen.names else []

@@ -25,7 +25,7 @@ from mm_assets.summaries import counted
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from mm_assets.pipeline.load import PartitionRun
+    from mm_assets.pipeline.load.tasks import PartitionRun
 
 __all__ = ["LoadProgress", "duration_text", "stderr_of_its_own"]
 

@@ -13,7 +13,7 @@ from mm_assets.cli.output import echo, report_registration, wait_for_shards
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
-    from mm_assets.pipeline.records import Registered
+    from mm_assets.pipeline.state.records import Registered
 
 _SHOWN = 10  # partitions that are listed
 
@@ -26,8 +26,8 @@ _SHOWN = 10  # partitions that are listed
 def command(chosen: DatasetChoice, new_schema: bool, verbose: bool) -> None:
     """List the shards and make them partitions of the Dagster instance."""
     from mm_assets.orchestration.launch import open_instance, register_dataset
-    from mm_assets.pipeline.pending import pending_partitions
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.state.folder import DatasetStore
+    from mm_assets.pipeline.state.staleness import pending_partitions
 
     specs = chosen.specs()
     document: dict[str, Any] = {}

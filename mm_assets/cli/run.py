@@ -42,11 +42,11 @@ from mm_assets.summaries import counted
 if TYPE_CHECKING:
     from mm_assets.orchestration.interrupts import Stop
     from mm_assets.pipeline.chain import Stage
-    from mm_assets.pipeline.engines.base import Engine, Task
-    from mm_assets.pipeline.load import PartitionRun, Slice
-    from mm_assets.pipeline.pending import Present
+    from mm_assets.pipeline.load.engine import Engine, Task
+    from mm_assets.pipeline.load.tasks import PartitionRun, Slice
     from mm_assets.pipeline.spec import DatasetSpec, EngineOptions
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.state.folder import DatasetStore
+    from mm_assets.pipeline.state.staleness import Present
 
 _SHOWN = 10  # partitions that are listed after a signal
 _NAMED = 50  # partitions in the command that continues
@@ -92,8 +92,8 @@ def command(
     verbose: bool,
 ) -> None:
     """Register the shards, run every pending partition from its first stale stage on, make the manifests."""
-    from mm_assets.pipeline.load import Slice
-    from mm_assets.pipeline.partition_run import rare_collections
+    from mm_assets.pipeline.load.tasks import Slice
+    from mm_assets.pipeline.partition.run import rare_collections
 
     keys = _chosen_keys(keys, file)
     given = {
@@ -127,7 +127,7 @@ def _with_engine(spec: DatasetSpec, given: Mapping[str, Any]) -> DatasetSpec:
 
 def _expect_shared_root(specs: Iterable[DatasetSpec]) -> None:
     """Raises `ConfigError` for a root below $DAGSTER_HOME: other hosts, which run other parts, do not see it."""
-    from mm_assets.pipeline.home import default_root
+    from mm_assets.pipeline.dagster_home import default_root
 
     for spec in specs:
         if "MM_ASSETS_ROOT" not in os.environ and spec.root == default_root():
@@ -172,7 +172,7 @@ def _first_stage(stage: str | None, *, force: bool) -> Stage | None:
         ConfigError: there is no such stage, or both options are given.
     """
     from mm_assets.pipeline.chain import RAW_SHARDS
-    from mm_assets.pipeline.pending import stage_named
+    from mm_assets.pipeline.state.staleness import stage_named
 
     if force and stage is not None:
         raise ConfigError("arguments", "--force", f"is the same as --from {RAW_SHARDS.name}: give one of them")
@@ -230,9 +230,9 @@ class _Run:
     def register(self, *, dry_run: bool = False) -> None:
         """Registers the shards and finds the partitions to run."""
         from mm_assets.orchestration.launch import open_instance, register_dataset
-        from mm_assets.pipeline.pending import Present, chosen_partitions, stage_named
-        from mm_assets.pipeline.register import register
-        from mm_assets.pipeline.store import DatasetStore
+        from mm_assets.pipeline.state.folder import DatasetStore
+        from mm_assets.pipeline.state.registration import register
+        from mm_assets.pipeline.state.staleness import Present, chosen_partitions, stage_named
 
         needs_instance = self.is_recorded and not dry_run
         specs = [_with_engine(spec, self.engine) for spec in self.chosen.specs(read_only=not needs_instance)]
@@ -278,7 +278,7 @@ class _Run:
 
     def announce(self) -> None:
         """Prints what would be done."""
-        from mm_assets.pipeline.pending import planned_runs
+        from mm_assets.pipeline.state.staleness import planned_runs
 
         document: dict[str, Any] = {}
         for name, present in self.present.items():
@@ -304,9 +304,9 @@ class _Run:
     def execute(self, stop: Stop) -> None:
         """Runs the partitions of each dataset and makes its manifest."""
         from mm_assets.orchestration.launch import pool_wait, run_load
-        from mm_assets.pipeline.engines.choice import open_engine
-        from mm_assets.pipeline.load import run_unrecorded
-        from mm_assets.pipeline.register import registration_fault
+        from mm_assets.pipeline.load.engine_choice import open_engine
+        from mm_assets.pipeline.load.tasks import run_unrecorded
+        from mm_assets.pipeline.state.registration import registration_fault
 
         self.began = time.perf_counter()
         left = Counter(spec.name for spec, _ in self.work)
@@ -371,10 +371,10 @@ class _Run:
 
     def report(self) -> None:
         """Prints what was done and what went wrong."""
-        from mm_assets.pipeline.added_streams import set_aside_streams
-        from mm_assets.pipeline.losses import loss_totals, losses_command
-        from mm_assets.pipeline.pending import Present, pending_reasons
-        from mm_assets.pipeline.publish import missing_streams
+        from mm_assets.pipeline.state.added_streams import set_aside_streams
+        from mm_assets.pipeline.state.losses import loss_totals, losses_command
+        from mm_assets.pipeline.state.manifests import missing_streams
+        from mm_assets.pipeline.state.staleness import Present, pending_reasons
 
         self.failed += [f"{r.dataset}/{r.partition}: {line}" for r in self.ended for line in r.failures]
         present = {name: self.present.get(name) or Present(dataset) for name, dataset in self.datasets.items()}
@@ -496,7 +496,7 @@ class _Run:
                 os._exit(128 + signum)
 
     def _report_stop(self, signum: int) -> None:
-        from mm_assets.pipeline.pending import pending_partitions
+        from mm_assets.pipeline.state.staleness import pending_partitions
 
         pending = {name: set(pending_partitions(dataset)) for name, dataset in self.datasets.items()}
         for result in self.ended:

@@ -11,10 +11,10 @@ from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
     from mm_assets.pipeline.chain import Stage
-    from mm_assets.pipeline.load import PartitionRun
-    from mm_assets.pipeline.pending import Present
-    from mm_assets.pipeline.records import StageRecord
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.load.tasks import PartitionRun
+    from mm_assets.pipeline.state.folder import DatasetStore
+    from mm_assets.pipeline.state.records import StageRecord
+    from mm_assets.pipeline.state.staleness import Present
 
 __all__ = ["LOSS_HEADINGS", "manifest_url", "next_steps", "print_manifests", "print_summary", "summary_counts"]
 
@@ -27,7 +27,7 @@ _MAX_ROWS = 50  # partitions that have a row each in the summary
 def summary_counts(dataset: DatasetStore, records: Mapping[Stage, StageRecord]) -> dict[str, int]:
     """Returns the numbers of a partition by the headings of the summary, of the stages that have run."""
     from mm_assets.pipeline.chain import summary_numbers
-    from mm_assets.pipeline.losses import kind_counts
+    from mm_assets.pipeline.state.losses import kind_counts
 
     numbers = summary_numbers(dataset.spec)
     counts = {h: records[stage].counts.get(n, 0) for h, (stage, n) in numbers.items() if stage in records}

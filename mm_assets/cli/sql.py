@@ -28,7 +28,7 @@ def command(chosen: DatasetChoice, query: str | None, as_csv: bool) -> None:
     """
     import duckdb
 
-    from mm_assets.pipeline.sql_views import sql_connection
+    from mm_assets.pipeline.state.sql_views import sql_connection
 
     if as_csv and wants_json():
         raise ConfigError("arguments", "--csv", "and --json are given: give one of them")

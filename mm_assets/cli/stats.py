@@ -16,7 +16,7 @@ from mm_assets.cli.plots import histogram_lines, number_text
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
-    from mm_assets.pipeline.statistics import Distribution, Statistics
+    from mm_assets.pipeline.explore.statistics import Distribution, Statistics
 
 
 @click.command()
@@ -28,7 +28,7 @@ def command(chosen: DatasetChoice, no_plots: bool) -> None:
 
     It reads the manifest, the row tables and the metadata records of packed files, and no media.
     """
-    from mm_assets.pipeline.statistics import statistics
+    from mm_assets.pipeline.explore.statistics import statistics
 
     document = {}
     for dataset in chosen.stores():
@@ -68,7 +68,7 @@ def _print(found: Statistics, *, plots: bool) -> None:
             numbers=("number", "least", "median", "mean", "most"),
         )
     if found.losses:
-        from mm_assets.pipeline.losses import totals_said
+        from mm_assets.pipeline.state.losses import totals_said
 
         lost = [(t.example.kind, t.example.stage, t.example.reason, f"{t.count:,}") for t in found.losses]
         echo(totals_said(found.losses))

@@ -25,7 +25,7 @@ from mm_assets.errors import MmAssetsError
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
-    from mm_assets.pipeline.status import DatasetStatus, Running, ShardChanges
+    from mm_assets.pipeline.explore.status import DatasetStatus, Running, ShardChanges
 
 _SHOWN = 10  # failures
 _STORED = {"shards": "in shards", "packed": "packed", "tables": "in tables"}
@@ -57,8 +57,8 @@ def command(chosen: DatasetChoice) -> None:
     Nothing is registered or written. Exit code 0 also where something is pending or failed; 1 where a part of the
     state cannot be read.
     """
-    from mm_assets.pipeline.status import dataset_status
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.explore.status import dataset_status
+    from mm_assets.pipeline.state.folder import DatasetStore
 
     found: dict[str, Any] = {}
     code = 0
@@ -147,7 +147,7 @@ def _print_manifest(status: DatasetStatus) -> None:
 
 
 def _as_json(status: DatasetStatus) -> Mapping[str, Any]:
-    from mm_assets.pipeline.pending import by_fault
+    from mm_assets.pipeline.state.staleness import by_fault
 
     pending = [
         {"first": first.name, "reason": reason, "partitions": _said(keys, status)}

@@ -14,7 +14,7 @@ from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.state.folder import DatasetStore
 
 
 @click.command()
@@ -49,7 +49,7 @@ def command(chosen: DatasetChoice) -> None:
 
 def _datasets(chosen: DatasetChoice) -> Iterator[tuple[DatasetStore, bool]]:
     """The datasets, and whether the declaration of each is that of its shards."""
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.state.folder import DatasetStore
 
     try:
         found = [DatasetStore(spec) for spec in chosen.specs()]

@@ -96,7 +96,7 @@ def _start_viewer(specs: Sequence[DatasetSpec], host: str, port: int, hosts: Seq
 
 
 def _opened(spec: DatasetSpec) -> Backend:
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.state.folder import DatasetStore
     from mm_assets.view import open_backend
 
     dataset = DatasetStore(spec)

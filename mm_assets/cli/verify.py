@@ -86,7 +86,7 @@ def _formats_listed(file: str, options: Mapping[str, Any]) -> Sequence[str]:
 def _verify_tables(file: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Checks and reports the tables of a manifest's partitions; None where there are none, or no manifest."""
     import mm_assets
-    from mm_assets.pipeline.markers import verify_tables
+    from mm_assets.pipeline.state.markers import verify_tables
     from mm_assets.storage.store import Store
 
     try:

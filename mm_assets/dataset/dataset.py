@@ -224,7 +224,7 @@ class Dataset:
         """What a notebook shows: the modalities, how many samples have each, and the first samples."""
         from mm_assets.dataset.notebook import dataset_html
 
-        return dataset_html(self)
+        return dataset_html(self._files, self._fields, self.path)
 
     def show(self, i: int, modalities: Sequence[str] | None = None) -> ShownSample:
         """A sample as people see it: as the last line of a notebook's cell its pictures, players and texts.
@@ -240,11 +240,10 @@ class Dataset:
             KeyError: no such modality.
             FormatError: the file is damaged there.
         """
-        from mm_assets.dataset.notebook import ShownSample, items_of
+        from mm_assets.dataset.notebook import shown_sample
 
         index = operator.index(i) % len(self) if -len(self) <= operator.index(i) < len(self) else i
-        items = items_of(self._files, self._fields, index, self._fields.choose(modalities))
-        return ShownSample(self.sample_ids[index], index, items)
+        return shown_sample(self._files, self._fields, index, self._fields.choose(modalities))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -310,6 +309,23 @@ class Dataset:
             local = local[reader.presence(name)[local]]
             records = np.ascontiguousarray(reader.records(name)[local])
             yield records.view(record).reshape(-1), reader.sizes(name)[local].astype(np.int64)
+
+    def scan_columns(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yields columns of the table `samples` (see `filter`): metadata of all samples, one file's at a time.
+
+        Args:
+            columns: names of columns, such as ``sample_id``, ``present_image`` or ``image``.
+
+        Yields:
+            tables of at most 131,072 samples, in order; one without rows if there are no samples.
+
+        Raises:
+            KeyError: an unknown column.
+            FormatError: a file is damaged.
+        """
+        from mm_assets.dataset.selection import scan_columns
+
+        return scan_columns(self._files, self.names, self._fields.known, columns)
 
     def item_records(self, name: str, indices: Indices) -> npt.NDArray[np.void]:
         """The metadata records of the items of a modality of sequences; of local files none of their data is read.

@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from mm_assets.dataset.decoding import locate
+from mm_assets.dataset.open_files import DatasetIds, OpenFiles
 from mm_assets.display import Content, Item, absent_item, content_item, linked, sample_html, thumbnail, value_item
 from mm_assets.display.item import unreadable_item
 from mm_assets.errors import FormatError, MmAssetsError
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mm_assets.dataset.codecs import DatasetFields
-    from mm_assets.dataset.dataset import Dataset
-    from mm_assets.dataset.open_files import OpenFiles
 
-__all__ = ["ShownSample", "dataset_html", "items_of"]
+__all__ = ["ShownSample", "dataset_html", "shown_sample"]
 
 _NUM_SAMPLES = 4  # that the page of a dataset shows
 _MAX_COUNTED = 200_000  # samples whose presence is counted for it
@@ -51,7 +50,7 @@ class ShownSample:
         return f"<div><b>{escape(self.sample_id)}</b> (index {self.index:,})</div>{sample_html(self.items)}"
 
 
-def items_of(files: OpenFiles, fields: DatasetFields, index: int, names: Sequence[str]) -> tuple[Item, ...]:
+def _items_of(files: OpenFiles, fields: DatasetFields, index: int, names: Sequence[str]) -> tuple[Item, ...]:
     """The modalities of a sample as items; damage is one item's note, and does not hide the others."""
     reader, local = files.place(index)
     found = []
@@ -72,20 +71,22 @@ def items_of(files: OpenFiles, fields: DatasetFields, index: int, names: Sequenc
     return linked(found)
 
 
-def dataset_html(dataset: Dataset) -> str:
+def shown_sample(files: OpenFiles, fields: DatasetFields, index: int, names: Sequence[str]) -> ShownSample:
+    """Some modalities of a sample as people see them; errors as `Dataset.show`."""
+    items = _items_of(files, fields, index, names)
+    return ShownSample(DatasetIds(files)[index], index, items)
+
+
+def dataset_html(files: OpenFiles, fields: DatasetFields, path: str) -> str:
     """A dataset as HTML: its modalities with their fields and counts, and its first samples."""
-    count, fields = len(dataset), dataset.fields
-    rows = [
-        f"<tr><td>{escape(name)}</td><td>{_field_words(fields.get(name))}</td><td>{_presence(dataset, name)}</td></tr>"
-        for name in dataset.names
-    ]
-    head = f"<div><b>Dataset</b> <code>{escape(str(dataset.path))}</code>, {count:,} samples</div>"
+    count = files.num_samples
+    cells = [(escape(name), _field_words(fields.known.get(name)), _presence(files, name)) for name in fields.names]
+    rows = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells]
+    head = f"<div><b>Dataset</b> <code>{escape(path)}</code>, {count:,} samples</div>"
     table = f"<table><tr><th>modality</th><th>field</th><th>present</th></tr>{''.join(rows)}</table>"
-    samples = [_card(dataset, index) for index in range(min(count, _NUM_SAMPLES))]
+    samples = [_card(files, fields, index) for index in range(min(count, _NUM_SAMPLES))]
     cards = f'<div style="display:flex;flex-wrap:wrap;gap:8px">{"".join(samples)}</div>'
-    more = (
-        f"<code>show(index)</code> shows a sample whole, <code>mm-assets view {escape(str(dataset.path))}</code> all."
-    )
+    more = f"<code>show(index)</code> shows a sample whole, <code>mm-assets view {escape(path)}</code> all."
     return f'{head}{table}{cards}<div style="opacity:.7;font-size:85%">{more}</div>'
 
 
@@ -93,19 +94,19 @@ def _field_words(field: object) -> str:
     return "not known here" if field is None else escape(type(field).__name__)
 
 
-def _presence(dataset: Dataset, name: str) -> str:
-    if len(dataset) > _MAX_COUNTED or len(dataset.files) > _MAX_OPENED:
+def _presence(files: OpenFiles, name: str) -> str:
+    if files.num_samples > _MAX_COUNTED or len(files.files.entries) > _MAX_OPENED:
         return "not counted"
     try:
-        return f"{int(dataset.presence(name).sum()):,}"
+        return f"{sum(int(reader.presence(name)[local].sum()) for reader, _, local in files.pieces()):,}"
     except MmAssetsError as error:
         return escape(str(error))
 
 
-def _card(dataset: Dataset, index: int) -> str:
+def _card(files: OpenFiles, fields: DatasetFields, index: int) -> str:
     style = "border:1px solid #8884;border-radius:6px;padding:6px;width:180px;overflow:hidden"
     try:
-        shown = dataset.show(index)
+        shown = shown_sample(files, fields, index, fields.names)
     except MmAssetsError as error:
         return f'<div style="{style}">{index:,}: {escape(str(error))}</div>'
     parts = [f"<div><b>{escape(shown.sample_id)}</b></div>"]

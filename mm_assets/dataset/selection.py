@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-    from mm_assets.dataset.dataset import Dataset
-
 __all__ = ["matching_rows", "plain_columns", "scan_columns", "split_rows"]
 
 Indices = npt.NDArray[np.int64]
@@ -113,7 +111,7 @@ def matching_rows(files: OpenFiles, names: Sequence[str], fields: Mapping[str, F
     return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
 
 
-def plain_columns(dataset: Dataset) -> dict[str, tuple[str, str]]:
+def plain_columns(names: Sequence[str], fields: Mapping[str, Field]) -> dict[str, tuple[str, str]]:
     """What the table `samples` has of plain values, an entry of a metadata record as ``image.width``.
 
     Returns:
@@ -121,7 +119,7 @@ def plain_columns(dataset: Dataset) -> dict[str, tuple[str, str]]:
     """
     found: dict[str, tuple[str, str]] = {}
     types = {"index": "int64", "sample_id": "string", "present": "bool", "size": "int64"}
-    for column in _columns(dataset.names, dataset.fields):
+    for column in _columns(names, fields):
         if column.record is None:
             found[column.name] = column.name, types[column.kind]
             continue
@@ -132,25 +130,18 @@ def plain_columns(dataset: Dataset) -> dict[str, tuple[str, str]]:
     return found
 
 
-def scan_columns(dataset: Dataset, chosen: Sequence[str]) -> Iterator[pa.Table]:
+def scan_columns(
+    files: OpenFiles, names: Sequence[str], fields: Mapping[str, Field], chosen: Sequence[str]
+) -> Iterator[pa.Table]:
     """Some columns of the table `samples`: metadata of all samples, without their data. One file's are held at a time.
 
-    Args:
-        dataset: packed files, or a view of them.
-        chosen: names of columns; `KeyError` for an unknown one.
-
-    Yields:
-        tables of at most 131,072 samples, in order; one of no rows where there is no sample.
-
-    Raises:
-        FormatError: a file is damaged.
+    See `Dataset.scan_columns`; `fields` are those of the modalities whose metadata records are known.
     """
-    known = {column.name: column for column in _columns(dataset.names, dataset.fields)}
+    known = {column.name: column for column in _columns(names, fields)}
     unknown = [name for name in chosen if name not in known]
     if unknown:
         raise KeyError(f"no column {unknown[0]!r}, there are {', '.join(known)}")
-    # The module is a part of the class: it is apart for its length.
-    yield from _tables(dataset._files, [known[name] for name in dict.fromkeys(chosen)])
+    yield from _tables(files, [known[name] for name in dict.fromkeys(chosen)])
 
 
 def _columns(names: Sequence[str], fields: Mapping[str, Field]) -> list[_SqlColumn]:

@@ -5,8 +5,10 @@ A field knows values and payloads, not files. Your own derives from `Field`, and
 
 from __future__ import annotations
 
+from mm_assets.fields.array_spec import ArraySpec
 from mm_assets.fields.audio import Audio, AudioField
-from mm_assets.fields.base import ArraySpec, Encoded, Field, Item, Part
+from mm_assets.fields.base import Encoded, Field, Item, Part
+from mm_assets.fields.builtin import FIELD_NAMES, FIELD_TYPES
 from mm_assets.fields.depth import DepthField
 from mm_assets.fields.document import Document, DocumentField
 from mm_assets.fields.facts import Boxes, ClipLengths, Fact, MediaLength, Spans, Steps
@@ -16,8 +18,6 @@ from mm_assets.fields.midi import MIDI, MIDIField
 from mm_assets.fields.ndarray import NDArrayField
 from mm_assets.fields.plain import BytesField, JSONField, RawJSON, TextField
 from mm_assets.fields.registry import (
-    FIELD_NAMES,
-    FIELD_TYPES,
     complete_config,
     field_from_config,
     field_from_declaration,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.fields.base import ArraySpec, as_bytes_view
+from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
 from mm_assets.media.content_types import Buffer
 
 if TYPE_CHECKING:

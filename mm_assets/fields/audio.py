@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, LimitError, MediaError, optional_import
-from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, over_limit, stored_array, truncated
+from mm_assets.fields.array_spec import as_bytes_view
+from mm_assets.fields.base import Encoded, Field, corrupt, over_limit, stored_array, truncated
 from mm_assets.fields.facts import Fact, MediaLength
 from mm_assets.fields.shown import ShownFile, ShownSamples, StoredBytes
 from mm_assets.media.content_types import Buffer

@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, LimitError, MediaError, TruncatedError
+from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
+from mm_assets.fields.arrow import list_column, list_type
 from mm_assets.fields.facts import Fact
 from mm_assets.fields.records import record_struct
 from mm_assets.fields.shown import Shown, ShownFile, ShownValue, StoredBytes
@@ -38,14 +40,12 @@ __all__ = [
     "JSON",
     "MAX_DATA",
     "PAYLOAD",
-    "ArraySpec",
     "Buffer",
     "Encoded",
     "Field",
     "Item",
     "Out",
     "Part",
-    "as_bytes_view",
     "batch_array",
     "config_error",
     "corrupt",
@@ -82,18 +82,6 @@ class Encoded(NamedTuple):
 
     metadata: bytes
     data: bytes | memoryview
-
-
-class ArraySpec(NamedTuple):
-    """Shape and dtype that every decoded value of a field has, so that a batch is one array.
-
-    Attributes:
-        shape: of one value; () for a number.
-        dtype: of its elements.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
 
 
 class Part(NamedTuple):
@@ -175,12 +163,6 @@ def stored_array(data: Buffer, dtype: npt.DTypeLike, shape: tuple[int, ...], *, 
     array = np.frombuffer(data, dtype, size, offset).reshape(shape) if size else np.empty(shape, dtype)
     array.flags.writeable = False
     return array
-
-
-def as_bytes_view(value: Buffer) -> memoryview:
-    """The bytes of a buffer, uncopied."""
-    view = memoryview(value)
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -337,15 +319,11 @@ class Field(ABC):
 
         None where the batch's arrays are the column, or without a `value_layout` the stored data.
         """
-        from mm_assets.fields.arrow import list_type
-
         return None if self._element is None else list_type(self._element)
 
     def to_arrow(self, values: Sequence[Any], datas: Sequence[Buffer | None]) -> pa.Array | pa.ChunkedArray:
         """A column of `arrow_type` from values, None where absent, or from their stored data."""
         import pyarrow as pa
-
-        from mm_assets.fields.arrow import list_column
 
         return pa.array(values, self.arrow_type) if self._element is None else list_column(values, self._element)
 

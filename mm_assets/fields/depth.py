@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import FormatError, MediaError, optional_import
-from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, over_limit, stored_array, truncated
+from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
+from mm_assets.fields.base import Encoded, Field, corrupt, over_limit, stored_array, truncated
 from mm_assets.fields.image import DEFAULT_MAX_PIXELS
 from mm_assets.fields.image_decode import confirm
 from mm_assets.fields.image_pillow import open_with_pillow

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.base import Encoded, as_bytes_view, corrupt, decode_utf8, over_limit, stored_array, truncated
+from mm_assets.fields.array_spec import as_bytes_view
+from mm_assets.fields.base import Encoded, corrupt, decode_utf8, over_limit, stored_array, truncated
 from mm_assets.fields.plain import JSONField
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.text_boxes import Numbers, PageLayout, TextBoxes

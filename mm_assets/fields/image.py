@@ -17,17 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import (
-    JSON,
-    ArraySpec,
-    Encoded,
-    Field,
-    as_bytes_view,
-    config_error,
-    corrupt,
-    is_int,
-    over_limit,
-)
+from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
+from mm_assets.fields.base import JSON, Encoded, Field, config_error, corrupt, is_int, over_limit
 from mm_assets.fields.image_decode import (
     CODEC_NAMES,
     CODECS,

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import FormatError, MediaError
-from mm_assets.fields.base import as_bytes_view, corrupt, truncated
+from mm_assets.fields.array_spec import as_bytes_view
+from mm_assets.fields.base import corrupt, truncated
 from mm_assets.fields.image_color import Conversion, conversion_of, lab_to_srgb, profile_of
 from mm_assets.fields.image_pillow import open_with_pillow
 from mm_assets.fields.image_resize import scratch

@@ -17,19 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import ConfigError, FormatError
-from mm_assets.fields.base import (
-    JSON,
-    ArraySpec,
-    Encoded,
-    Field,
-    Item,
-    Part,
-    as_bytes_view,
-    corrupt,
-    decode_utf8,
-    parse_json,
-    truncated,
-)
+from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
+from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, corrupt, decode_utf8, parse_json, truncated
 from mm_assets.fields.image import DEFAULT_MAX_PIXELS, ImageField
 from mm_assets.fields.image_resize import RESIZES, place, resize
 from mm_assets.fields.plain import TextField

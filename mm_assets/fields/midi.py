@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, unreadable
+from mm_assets.fields.array_spec import as_bytes_view
+from mm_assets.fields.base import Encoded, Field, corrupt, unreadable
 from mm_assets.fields.facts import Fact, Spans
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.midi import (

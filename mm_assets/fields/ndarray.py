@@ -15,18 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.base import (
-    JSON,
-    ArraySpec,
-    Encoded,
-    Field,
-    as_bytes_view,
-    config_error,
-    corrupt,
-    is_int,
-    stored_array,
-    truncated,
-)
+from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
+from mm_assets.fields.base import JSON, Encoded, Field, config_error, corrupt, is_int, stored_array, truncated
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe
 

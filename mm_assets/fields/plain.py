@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.base import JSON, Encoded, Field, Out, as_bytes_view, corrupt, decode_utf8, truncated
+from mm_assets.fields.array_spec import as_bytes_view
+from mm_assets.fields.base import JSON, Encoded, Field, Out, corrupt, decode_utf8, truncated
 from mm_assets.json_text import MAX_DEPTH, call_with_room, parse_json
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe

@@ -1,4 +1,4 @@
-"""The tables of fields, and how declarations and packed files name one.
+"""The tables of fields, and how declarations and packed files name one; `fields.builtin` fills them.
 
 A type id is never reused for another field. Ids from 0x8000 to 0xFFFF are the user's, by `register_field`; all others
 belong to this package.
@@ -14,22 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mm_assets.errors import ConfigError, MissingExtraError, meant
-from mm_assets.fields.audio import AudioField
 from mm_assets.fields.base import JSON, Field
-from mm_assets.fields.depth import DepthField
-from mm_assets.fields.document import DocumentField
-from mm_assets.fields.image import ImageField
-from mm_assets.fields.image_text import ImageTextPairField
-from mm_assets.fields.midi import MIDIField
-from mm_assets.fields.ndarray import NDArrayField
-from mm_assets.fields.plain import BytesField, JSONField, TextField
-from mm_assets.fields.scalar import ScalarField
-from mm_assets.fields.sequence import SequenceField
-from mm_assets.fields.timed_text import TimedTextField
-from mm_assets.fields.timeseries import TimeSeriesField
-from mm_assets.fields.tokens import TokensField
 from mm_assets.fields.user_code import code_digest, is_own
-from mm_assets.fields.video_audio import SyncedVideoAudioField
 
 __all__ = [
     "FIELD_NAMES",
@@ -46,27 +32,10 @@ __all__ = [
 _REQUIRED = "required"  # in a stored configuration: settings without which its payloads must not be decoded
 _LOG = logging.getLogger(__name__)
 
-FIELD_TYPES: dict[int, type[Field]] = {
-    1: BytesField,
-    2: TextField,
-    3: JSONField,
-    4: NDArrayField,
-    5: ScalarField,
-    10: ImageField,
-    11: DepthField,
-    20: TokensField,
-    21: TimedTextField,
-    40: AudioField,
-    41: MIDIField,
-    42: TimeSeriesField,
-    50: SyncedVideoAudioField,
-    51: ImageTextPairField,
-    52: DocumentField,
-    60: SequenceField,
-}
-"""Type id to class."""
+FIELD_TYPES: dict[int, type[Field]] = {}
+"""Type id to class: those of `fields.builtin`, and the user's."""
 
-FIELD_NAMES: dict[str, type[Field]] = {cls.__name__: cls for cls in FIELD_TYPES.values()}
+FIELD_NAMES: dict[str, type[Field]] = {}
 """Class name to class: what a file's schema and a YAML declaration name."""
 
 USER_TYPE_IDS = range(0x8000, 0x10000)

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.base import ArraySpec, Encoded, Field, Out, as_bytes_view, batch_array, corrupt, parse_json
+from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
+from mm_assets.fields.base import Encoded, Field, Out, batch_array, corrupt, parse_json
 from mm_assets.fields.ndarray import REAL_CODES
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe

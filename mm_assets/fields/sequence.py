@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from mm_assets.errors import EncodeError, FormatError, LimitError, MediaError
-from mm_assets.fields.base import JSON, PAYLOAD, Encoded, Field, Item, as_bytes_view, config_error, corrupt, truncated
+from mm_assets.fields.array_spec import as_bytes_view
+from mm_assets.fields.base import JSON, PAYLOAD, Encoded, Field, Item, config_error, corrupt, truncated
+from mm_assets.fields.registry import field_from_config
 from mm_assets.fields.shown import Shown, ShownList, StoredBytes
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe
@@ -76,8 +78,6 @@ class SequenceField(Field):
     @classmethod
     def from_config(cls, config: Mapping[str, JSON]) -> Self:
         """Restore a field from its configuration."""
-        from mm_assets.fields.registry import field_from_config  # the table of all fields has this one in it
-
         inner = config.get("inner")
         if set(config) != {"inner"} or not isinstance(inner, Mapping) or not set(inner) <= {"type", "config"}:
             raise config_error("inner", config, '{"inner": {"type": …, "config": …}}')

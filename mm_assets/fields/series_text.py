@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.base import as_bytes_view
+from mm_assets.fields.array_spec import as_bytes_view
 from mm_assets.fields.ndarray import array_of_npy, is_npy
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe

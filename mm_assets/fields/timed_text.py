@@ -18,16 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import (
-    Encoded,
-    Field,
-    as_bytes_view,
-    corrupt,
-    decode_utf8,
-    over_limit,
-    stored_array,
-    truncated,
-)
+from mm_assets.fields.array_spec import as_bytes_view
+from mm_assets.fields.base import Encoded, Field, corrupt, decode_utf8, over_limit, stored_array, truncated
 from mm_assets.fields.facts import Fact, Spans
 from mm_assets.json_text import parse_json, repair_json
 from mm_assets.media.content_types import Buffer

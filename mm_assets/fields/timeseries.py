@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
+from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
 from mm_assets.fields.base import (
     JSON,
-    ArraySpec,
     Encoded,
     Field,
     Item,
     Part,
-    as_bytes_view,
     config_error,
     corrupt,
     is_int,

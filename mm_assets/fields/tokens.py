@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, LimitError
+from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
 from mm_assets.fields.base import (
     JSON,
     PAYLOAD,
-    ArraySpec,
     Encoded,
     Field,
-    as_bytes_view,
     config_error,
     corrupt,
     is_int,

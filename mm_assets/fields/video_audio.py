@@ -18,19 +18,9 @@ import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, MediaError
 from mm_assets.fields import video_frames, video_sound
+from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
 from mm_assets.fields.audio import Audio, AudioField
-from mm_assets.fields.base import (
-    ArraySpec,
-    Encoded,
-    Field,
-    Item,
-    Part,
-    as_bytes_view,
-    is_int,
-    over_limit,
-    truncated,
-    unreadable,
-)
+from mm_assets.fields.base import Encoded, Field, Item, Part, is_int, over_limit, truncated, unreadable
 from mm_assets.fields.facts import ClipLengths, Fact, MediaLength
 from mm_assets.fields.shown import ShownClip, StoredBytes
 from mm_assets.fields.video_frames import encode_frames, fill_frames, index_of

@@ -62,7 +62,7 @@ def read_raw(reader: PackedReader, indices: Indices, names: Sequence[str]) -> Ra
         CorruptError: a payload is out of place or, where the reader verifies, damaged; nothing is returned then.
         ValueError: the reader is closed.
     """
-    cache = reader.raw_cache
+    cache: RawCache | None = reader.raw_cache
     if cache is None:
         cache = reader.raw_cache = RawCache()
     # The shortcut of loaders, where any call for a batch would be measurable: the same modalities again, all of their

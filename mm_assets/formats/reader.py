@@ -11,7 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +47,6 @@ from mm_assets.formats.sample_ids import NumberedIds, SampleIds, StoredIds
 from mm_assets.formats.stored import StoredPayload
 from mm_assets.formats.tail import SECTION_NAMES, Section, Tail, Window, check_descriptor
 
-if TYPE_CHECKING:
-    from mm_assets.formats.fast_path import RawCache
-
 
 class PackedReader(ABC):
     """Reads one packed file; see `MultReader` and `MstrReader`, and `open_reader` for either.
@@ -72,7 +69,7 @@ class PackedReader(ABC):
         has_checksums: whether the file has our tail, and so checksums, ids and a schema.
         mapped: the mapping of a local file; None of any other.
         verifies: whether every payload that is read has its checksum checked.
-        raw_cache: what `fast_path` has cached of this file.
+        raw_cache: what `fast_path` caches of this file, a type of its own; None until it does.
 
     Raises:
         FormatError: the file is not of this format, truncated, damaged, or of a later version.
@@ -95,7 +92,7 @@ class PackedReader(ABC):
         self._source: ByteSource = MappedFile(source) if isinstance(source, str | os.PathLike) else source
         self.mapped = self._source if isinstance(self._source, MappedFile) else None
         self.verifies = verify
-        self.raw_cache: RawCache | None = None
+        self.raw_cache: Any = None
         self._tables: list[Table] = []
         try:
             self._open(modalities, window)

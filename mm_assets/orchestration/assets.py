@@ -28,13 +28,14 @@ from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import failed_before, rolled_up, rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, leased_run
 from mm_assets.orchestration.shown import failure_of, shown_cause
-from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, packed_stages
-from mm_assets.pipeline.losses import loss_totals
-from mm_assets.pipeline.records import StageFailure
+from mm_assets.pipeline.partition import publish, stages
+from mm_assets.pipeline.partition.inputs import PartitionWork
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
-from mm_assets.pipeline.work import PartitionWork
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.losses import loss_totals
+from mm_assets.pipeline.state.records import StageFailure
 
 __all__ = ["build_assets"]
 
@@ -199,7 +200,7 @@ def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
     def body(context: dg.AssetExecutionContext) -> MaterializeResult:
         dataset = open_dataset(context, spec)
         with _reported(), leased_run(context, dataset):
-            return manifest_result(spec, publish.build_manifest(dataset))
+            return manifest_result(spec, manifests.build_manifest(dataset))
 
     return _decorated(spec, MANIFEST, body, partitions_def=None)
 

@@ -16,12 +16,12 @@ from mm_assets.orchestration.report import check_results, evaluation_of, failed_
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, tag_process
-from mm_assets.pipeline import stages
 from mm_assets.pipeline.chain import recorded_stages
-from mm_assets.pipeline.records import StageFailure
+from mm_assets.pipeline.partition import stages
+from mm_assets.pipeline.partition.inputs import PartitionWork
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
-from mm_assets.pipeline.work import PartitionWork
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.records import StageFailure
 
 __all__ = ["build_check_job"]
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, RootModel, model_validator
 
 from mm_assets.errors import ConfigError
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.pipeline.home import default_root
+from mm_assets.pipeline.dagster_home import default_root
 from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["ShardDataset", "wrong_declarations_left_out"]

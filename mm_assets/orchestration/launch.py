@@ -28,13 +28,13 @@ from mm_assets.orchestration.patience import away_named, patient, unusable_said
 from mm_assets.orchestration.runs import LOAD_TAG, MOST_PARTITIONS, full_pool_said
 from mm_assets.orchestration.viewer import expect_viewer
 from mm_assets.pipeline.chain import Stage
-from mm_assets.pipeline.engines.base import Engine
-from mm_assets.pipeline.home import find_dagster_home
-from mm_assets.pipeline.load import PartitionRun
-from mm_assets.pipeline.pending import Present
-from mm_assets.pipeline.register import Registration, register
+from mm_assets.pipeline.dagster_home import find_dagster_home
+from mm_assets.pipeline.load.engine import Engine
+from mm_assets.pipeline.load.tasks import PartitionRun
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import Registration, register
+from mm_assets.pipeline.state.staleness import Present
 from mm_assets.summaries import counted
 
 __all__ = [

@@ -29,7 +29,7 @@ from mm_assets.pipeline.chain import (
     packed_stages,
 )
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS, DatasetSchema, UserColumn
 from mm_assets.rows.user_columns import ColumnTally
 from mm_assets.storage.urls import is_local, local_path

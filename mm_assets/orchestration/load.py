@@ -41,19 +41,19 @@ from mm_assets.orchestration.runs import (
 )
 from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.pipeline.chain import Stage
-from mm_assets.pipeline.drive import run_tasks
-from mm_assets.pipeline.engines.base import Engine
-from mm_assets.pipeline.engines.choice import open_engine
-from mm_assets.pipeline.engines.processes import num_processors
-from mm_assets.pipeline.load import PartitionRun, partition_tasks
-from mm_assets.pipeline.losses import loss_totals
-from mm_assets.pipeline.partition_run import PartitionReport, rare_collections
-from mm_assets.pipeline.pending import Present, chosen_partitions, stage_named
-from mm_assets.pipeline.publish import build_manifest, current_manifest
-from mm_assets.pipeline.records import StageFailure
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.load.driver import run_tasks
+from mm_assets.pipeline.load.engine import Engine
+from mm_assets.pipeline.load.engine_choice import open_engine
+from mm_assets.pipeline.load.processes import num_processors
+from mm_assets.pipeline.load.tasks import PartitionRun, partition_tasks
+from mm_assets.pipeline.partition.run import PartitionReport, rare_collections
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.losses import loss_totals
+from mm_assets.pipeline.state.manifests import build_manifest, current_manifest
+from mm_assets.pipeline.state.records import StageFailure
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import Present, chosen_partitions, stage_named
 from mm_assets.summaries import counted
 
 __all__ = [

@@ -46,13 +46,13 @@ from mm_assets.pipeline.chain import (
     packed_files,
     recorded_stages,
 )
-from mm_assets.pipeline.partition_run import PartitionReport
-from mm_assets.pipeline.pending import Present
-from mm_assets.pipeline.publish import ManifestReport, missing_streams, partitions_in_manifest
-from mm_assets.pipeline.records import StageRecord
-from mm_assets.pipeline.run import StageResult
+from mm_assets.pipeline.partition.run import PartitionReport
+from mm_assets.pipeline.partition.stage_run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import RECORDS
+from mm_assets.pipeline.state.folder import RECORDS
+from mm_assets.pipeline.state.manifests import ManifestReport, missing_streams, partitions_in_manifest
+from mm_assets.pipeline.state.records import StageRecord
+from mm_assets.pipeline.state.staleness import Present
 
 __all__ = ["Mirror", "is_known_manifest", "lost_said"]
 

@@ -20,9 +20,9 @@ from mm_assets.orchestration.partitions import add_partitions, shard_partitions,
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.orchestration.viewer import viewer_link
-from mm_assets.pipeline.records import Partition, canonical_json
-from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.records import Partition, canonical_json
+from mm_assets.pipeline.state.registration import Registration, register
 from mm_assets.summaries import bytes_said, counted
 
 __all__ = ["build_shards_asset", "log_skipped", "observation_ids", "observe_shards"]

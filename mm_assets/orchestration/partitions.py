@@ -6,8 +6,8 @@ import dagster as dg
 from sqlalchemy.exc import IntegrityError
 
 from mm_assets.pipeline.chain import MANIFEST, Stage
-from mm_assets.pipeline.records import Partition
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.records import Partition
 
 __all__ = [
     "add_partitions",

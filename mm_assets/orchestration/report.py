@@ -28,17 +28,17 @@ from mm_assets.orchestration.shown import (
     text_table,
 )
 from mm_assets.orchestration.viewer import viewer_link
-from mm_assets.pipeline.added_streams import names_set_aside
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, packed_files
-from mm_assets.pipeline.duplicate_ids import duplicates_said
-from mm_assets.pipeline.losses import FAILED, KINDS, Loss, LossTotal, kind_counts, listed_totals
-from mm_assets.pipeline.partition_run import PartitionReport
-from mm_assets.pipeline.publish import ManifestReport
-from mm_assets.pipeline.records import StageFailure, StageRecord
+from mm_assets.pipeline.partition.preview import shortened
+from mm_assets.pipeline.partition.run import PartitionReport
+from mm_assets.pipeline.partition.stages import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.stages import StageResult
+from mm_assets.pipeline.state.added_streams import names_set_aside
+from mm_assets.pipeline.state.duplicate_ids import duplicates_said
+from mm_assets.pipeline.state.losses import FAILED, KINDS, Loss, LossTotal, kind_counts, listed_totals
+from mm_assets.pipeline.state.manifests import ManifestReport
+from mm_assets.pipeline.state.records import StageFailure, StageRecord
 from mm_assets.rows.columns import Kept
-from mm_assets.rows.preview import shortened
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.summaries import bytes_said, counted
 

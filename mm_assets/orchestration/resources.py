@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 
 __all__ = ["StorageRoot", "open_dataset", "resource_key"]
 

@@ -7,7 +7,7 @@ import dagster as dg
 from mm_assets.orchestration.checks import ROLLUP
 from mm_assets.orchestration.partitions import asset_key
 from mm_assets.pipeline.chain import Stage
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.summaries import counted
 
 __all__ = ["failed_before", "failed_in", "rolled_up", "rollup_of_records"]

@@ -22,12 +22,12 @@ from mm_assets.errors import MmAssetsError, meant
 from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name, shard_partitions
 from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
-from mm_assets.pipeline.leases import LEASE_SECONDS, LeasedError, Leases
-from mm_assets.pipeline.liveness import process_is_gone, process_tag
-from mm_assets.pipeline.pending import Stale
-from mm_assets.pipeline.records import Partition
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.leases import LEASE_SECONDS, LeasedError, Leases
+from mm_assets.pipeline.state.liveness import process_is_gone, process_tag
+from mm_assets.pipeline.state.records import Partition
+from mm_assets.pipeline.state.staleness import Stale
 
 __all__ = [
     "ATTEMPT_TAG",

@@ -29,10 +29,10 @@ from mm_assets.orchestration.runs import (
     partition_fingerprints,
 )
 from mm_assets.orchestration.shown import secrets_hidden
-from mm_assets.pipeline.pending import Present, pending_partitions, planned_runs
-from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import Registration, register
+from mm_assets.pipeline.state.staleness import Present, pending_partitions, planned_runs
 
 __all__ = ["build_schedules"]
 

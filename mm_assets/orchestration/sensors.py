@@ -28,12 +28,12 @@ from mm_assets.orchestration.runs import (
 )
 from mm_assets.orchestration.shown import secrets_hidden
 from mm_assets.pipeline.chain import PUBLISHED
-from mm_assets.pipeline.partition_run import rare_collections
-from mm_assets.pipeline.pending import Present, planned_runs, registered_runs
-from mm_assets.pipeline.publish import current_manifest
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition.run import rare_collections
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.manifests import current_manifest
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import Present, planned_runs, registered_runs
 
 __all__ = ["build_sensors"]
 

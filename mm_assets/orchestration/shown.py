@@ -13,8 +13,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.errors import MmAssetsError, masked_urls
-from mm_assets.rows.charts import Chart
-from mm_assets.rows.preview import SampleView, shortened
+from mm_assets.pipeline.partition.preview import Chart, SampleView, shortened
 from mm_assets.summaries import bytes_said
 
 __all__ = [

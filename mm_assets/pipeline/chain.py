@@ -1,8 +1,8 @@
 """The chain of stages, from shards to the manifest: their tables, inputs, and the settings that change them.
 
 Only this table names stages and their tables. Digests, files, catalog views, the links that publication verifies,
-Dagster's assets and the numbers of the command line follow from it. The code of a stage is in `pipeline.stages`, its
-checks in `checks.catalog`.
+Dagster's assets and the numbers of the command line follow from it. The code of a stage is in
+`pipeline.partition.stages`, its checks in `checks.catalog`.
 """
 
 from __future__ import annotations

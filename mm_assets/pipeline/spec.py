@@ -2,7 +2,7 @@
 
 `DatasetSpec.from_config` takes the mapping of a YAML file or of the command line. It returns an immutable value or
 raises a `ConfigError` that names the file, the key, what was found and what is allowed. Nothing here touches storage:
-`pipeline.register` makes the decisions that need a sample of the shards.
+`pipeline.state.registration` makes the decisions that need a sample of the shards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from mm_assets.filters.registry import (
 from mm_assets.packing.judge import Mode, Policy
 from mm_assets.packing.presets import ALL_COLUMNS, PRESETS, check_pack_config
 from mm_assets.pipeline.spec_errors import config_error, shown
-from mm_assets.pipeline.ui_names import CRON, POOL, check_cron, check_pool, check_tags
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
 from mm_assets.storage.urls import is_local, normalized_url, split_signature, url_fault
@@ -50,6 +49,57 @@ _NAME = "[A-Za-z][A-Za-z0-9_]*"  # the names that Dagster allows in asset keys a
 _FORMATS = sorted(source_formats(None, where=""))
 _PERCENTAGE = r"[0-9]{1,3}(\.[0-9]{1,6})?%"
 _OWNER = r"team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+"
+
+
+# -- names and times that Dagster allows for tags, concurrency pools and schedules
+
+_POOL = r"[A-Za-z0-9_/-]+"
+_TAG = r"[A-Za-z0-9_.-]{1,63}(/[A-Za-z0-9_.-]{1,63})?"
+_TAG_VALUE = r"[A-Za-z0-9_.-]{0,63}"
+
+
+_CRON_VALUES = {
+    "minute": "[0-5]?[0-9]",
+    "hour": "[01]?[0-9]|2[0-3]",
+    "day of the month": "0?[1-9]|[12][0-9]|3[01]|[lL]",
+    "month": "0?[1-9]|1[0-2]|[A-Za-z]{3}",
+    "day of the week": "[0-7]|[A-Za-z]{3}",
+}
+
+
+def _cron_field(value: str) -> str:
+    item = rf"(\*|({value})(-({value}))?)(/[0-9]{{1,2}})?"
+    return rf"{item}(,{item})*"
+
+
+_EVERY = "@(hourly|daily|midnight|weekly|monthly|yearly)"
+_FIELDS = r"\s+".join(map(_cron_field, _CRON_VALUES.values()))
+_CRON = rf"^\s*({_EVERY}|{_FIELDS})\s*$"
+
+
+def _check_cron(cron: str) -> str:
+    """The times of a schedule; `ValueError` for what is not cron, such as a minute of 99."""
+    if not re.fullmatch(_CRON, cron):
+        expected = f"five fields of cron ({', '.join(_CRON_VALUES)}) such as '0 3 * * *', in UTC"
+        raise ValueError(f"is {cron!r}, expected {expected}")
+    return cron
+
+
+def _check_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
+    """The tags of assets; `ValueError` for what Dagster refuses."""
+    for name, value in tags.items():
+        if not re.fullmatch(_TAG, name) or name.startswith("dagster/"):
+            raise ValueError(f"has {name!r}, expected letters, digits, `_`, `-` and `.`, and no prefix `dagster/`")
+        if not re.fullmatch(_TAG_VALUE, value):
+            raise ValueError(f"has {value!r} for {name!r}, expected letters, digits, `_`, `-` and `.`, at most 63")
+    return tags
+
+
+def _check_pool(pool: str) -> str:
+    """The name of a concurrency pool; `ValueError` for what Dagster refuses."""
+    if not re.fullmatch(_POOL, pool):
+        raise ValueError(f"is {pool!r}, expected letters, digits, `_`, `-` and `/`")
+    return pool
 
 
 # -- types of values
@@ -327,7 +377,7 @@ class DatasetSpec(Settings):
     owners: Annotated[Texts, AfterValidator(_check_owners)] = Field(
         default=(), description="E-mail addresses or `team:name`, shown in the UI.", examples=[["team:data"]]
     )
-    tags: Annotated[Mapping[str, str], AfterValidator(check_tags)] = Field(
+    tags: Annotated[Mapping[str, str], AfterValidator(_check_tags)] = Field(
         default={}, description="Tags of the assets in the UI, which filters by them.", examples=[{"domain": "web"}]
     )
     samples: MemberRules = Field(
@@ -467,7 +517,7 @@ class DatasetSpec(Settings):
         description="Where a load runs partitions, and how many at a time.",
         examples=[{"type": "ray", "address": "head.example.org:6379"}],
     )
-    cron: Annotated[Text, AfterValidator(check_cron), Field(json_schema_extra={"pattern": CRON})] = Field(
+    cron: Annotated[Text, AfterValidator(_check_cron), Field(json_schema_extra={"pattern": _CRON})] = Field(
         default="*/15 * * * *", description="When the schedule ticks, in UTC.", examples=["0 * * * *"]
     )
     poll_seconds: int = Field(
@@ -491,12 +541,14 @@ class DatasetSpec(Settings):
         description="The manifest is shown as overdue when it was last made more hours ago.",
         examples=[24],
     )
-    pool: Annotated[Text, AfterValidator(check_pool), Field(json_schema_extra={"pattern": f"^{POOL}$"})] | None = Field(
-        default=None,
-        description="Dagster's concurrency pool of all steps of the dataset, whose limit is set in the UI under "
-        "Deployment, Concurrency. A load is one step, of `mm-assets run` too: `--jobs`, or `engine`, limits its "
-        "partitions.",
-        examples=["disks"],
+    pool: Annotated[Text, AfterValidator(_check_pool), Field(json_schema_extra={"pattern": f"^{_POOL}$"})] | None = (
+        Field(
+            default=None,
+            description="Dagster's concurrency pool of all steps of the dataset, whose limit is set in the UI under "
+            "Deployment, Concurrency. A load is one step, of `mm-assets run` too: `--jobs`, or `engine`, limits its "
+            "partitions.",
+            examples=["disks"],
+        )
     )
     keep_manifests: int = Field(
         default=3, ge=1, description="Manifests that `mm-assets clean` keeps, the newest included.", examples=[10]

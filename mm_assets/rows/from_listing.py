@@ -36,7 +36,7 @@ from mm_assets.sources.base import Source
 from mm_assets.sources.compressed import content_name
 from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
-from mm_assets.sources.member import Member, split_member_name
+from mm_assets.sources.member import MODALITY_OF_EXTENSION, Member, split_member_name
 from mm_assets.sources.parquet import (
     PARQUET_ERRORS,
     PARQUET_MAGIC,
@@ -45,7 +45,7 @@ from mm_assets.sources.parquet import (
     dump_values,
     json_rows,
 )
-from mm_assets.sources.samples import MODALITY_OF_EXTENSION, modality_of
+from mm_assets.sources.samples import modality_of
 from mm_assets.sources.text_members import BadTextError, ParsedObject, decode_text, parse_object, stored_text
 from mm_assets.storage.files import SourceFile
 from mm_assets.summaries import counted

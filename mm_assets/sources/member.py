@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 __all__ = [
     "MEMBER_INDEX_SCHEMA",
+    "MODALITY_OF_EXTENSION",
     "NUMBERED",
     "Member",
     "OnDamage",
@@ -57,6 +58,24 @@ MEMBER_INDEX_SCHEMA: pa.Schema = pa.schema(
     ]
 )
 """One row per entry of a shard; `byte_offset` is null where the content is not one range of the shard."""
+
+
+def _table(**extensions: str) -> dict[str, str]:
+    return {extension: modality for modality, names in extensions.items() for extension in names.split()}
+
+
+MODALITY_OF_EXTENSION: Mapping[str, str] = _table(
+    image="jpg jpeg jpe jfif mpo png gif webp bmp tif tiff jp2 j2k avif heic heif jxl ppm pgm pbm pnm ico tga",
+    text="txt caption cls csv json yaml yml srt vtt",
+    audio=(
+        "wav rf64 w64 flac mp3 mp2 ogg oga opus spx m4a m4b aac ac3 eac3 ec3 amr wma mka weba wv aif aiff aifc au snd "
+        "caf"
+    ),
+    video="mp4 m4v mov webm mkv avi ogv mpg mpeg vob ts mts m2ts flv asf wmv 3gp 3g2",
+    array="npy",
+    midi="mid midi",
+)
+"""Row modality of each extension in lower case; any other is "binary"."""
 
 _SKIPPED_TYPES = {"directory": "directory", "symlink": "symbolic link", "device": "device", "other": "unknown type"}
 _DIGITS = re.compile(r"[0-9]+")
@@ -169,8 +188,6 @@ def compression_of_name(name: str) -> str | None:
     key, dot, _ = base.partition(".")
     if not dot or not key:
         return None
-    from mm_assets.sources.samples import MODALITY_OF_EXTENSION  # which imports this module
-
     return compression if base.rpartition(".")[2].lower() in MODALITY_OF_EXTENSION else None
 
 

@@ -10,8 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from mm_assets.sources.member import split_member_name
-from mm_assets.sources.samples import MODALITY_OF_EXTENSION
+from mm_assets.sources.member import MODALITY_OF_EXTENSION, split_member_name
 from mm_assets.summaries import counted
 
 __all__ = ["NameTally"]

@@ -30,8 +30,7 @@ from mm_assets.errors import ShardError, SourceError, first_line
 from mm_assets.json_text import dump_json
 from mm_assets.media.content_types import content_type_of_name, extension_of_content_type, sniff_content_type
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
-from mm_assets.sources.member import Member, OnDamage, ShardDamage, named_member
-from mm_assets.sources.samples import MODALITY_OF_EXTENSION
+from mm_assets.sources.member import MODALITY_OF_EXTENSION, Member, OnDamage, ShardDamage, named_member
 from mm_assets.storage.files import SourceFile
 
 __all__ = ["PARQUET_ERRORS", "PARQUET_MAGIC", "ParquetSource", "cell_columns", "json_rows"]

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from mm_assets.errors import SourceError
-from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, plain_name
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, MODALITY_OF_EXTENSION, Member, plain_name
 from mm_assets.storage.urls import before_pattern, without_query
 
 __all__ = [
-    "MODALITY_OF_EXTENSION",
     "Sample",
     "ShardMembers",
     "id_prefixes",
@@ -29,24 +28,6 @@ __all__ = [
     "shard_labels",
     "split_by_shard",
 ]
-
-
-def _table(**extensions: str) -> dict[str, str]:
-    return {extension: modality for modality, names in extensions.items() for extension in names.split()}
-
-
-MODALITY_OF_EXTENSION: Mapping[str, str] = _table(
-    image="jpg jpeg jpe jfif mpo png gif webp bmp tif tiff jp2 j2k avif heic heif jxl ppm pgm pbm pnm ico tga",
-    text="txt caption cls csv json yaml yml srt vtt",
-    audio=(
-        "wav rf64 w64 flac mp3 mp2 ogg oga opus spx m4a m4b aac ac3 eac3 ec3 amr wma mka weba wv aif aiff aifc au snd "
-        "caf"
-    ),
-    video="mp4 m4v mov webm mkv avi ogv mpg mpeg vob ts mts m2ts flv asf wmv 3gp 3g2",
-    array="npy",
-    midi="mid midi",
-)
-"""Row modality of each extension in lower case; any other is "binary"."""
 
 
 class Sample(NamedTuple):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, Response
 
+from mm_assets.display import Item
 from mm_assets.json_text import dump_json
 
-__all__ = ["Json", "plain_page"]
+__all__ = ["MAX_NOTE", "Json", "bounded", "item_json", "plain_page", "quoted"]
+
+MAX_NOTE = 4000  # characters of what is said about a sample or an item
+MAX_SAMPLE = 16 << 20  # bytes of JSON of the items of a sample
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -61,3 +66,42 @@ class _Plain(Response):
         else:
             answer = Json({"error": self._title, "detail": self._detail}, self.status_code, self._extra)
         await answer(scope, receive, send)
+
+
+def bounded(items: Sequence[Item], limit: int = MAX_SAMPLE) -> tuple[Item, ...]:
+    """The items of a sample, the data of those beyond a number of bytes left out, with a note."""
+    found: list[Item] = []
+    left = limit
+    for item in items:
+        size = len(json.dumps(dict(item.data), default=str))
+        left -= size
+        if left < 0:
+            note = f"Its {size:,} bytes are not shown: the sample has more than {limit:,} to show at once. {item.note}"
+            item = Item(name=item.name, kind="unreadable", facts=item.facts, note=note.strip())
+        found.append(item)
+    return tuple(found)
+
+
+def item_json(item: Item, base: str, suffix: str) -> dict[str, Any]:
+    """An item for the page; its media are at `base`, with the query `suffix`."""
+    return {
+        "name": item.name,
+        "kind": item.kind,
+        "facts": dict(item.facts),
+        "data": dict(item.data),
+        "note": item.note[:MAX_NOTE],
+        "media": [
+            {
+                "name": media.name,
+                "content_type": media.content_type,
+                "size": media.size,
+                "url": f"{base}/{quoted(media.name)}{suffix}",
+            }
+            for media in item.media
+        ],
+    }
+
+
+def quoted(text: str) -> str:
+    """Returns text as one segment of a URL's path or a value of its query."""
+    return quote(text, safe="")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from mm_assets.display import Item, Media
 from mm_assets.errors import MmAssetsError
-from mm_assets.view.answers import Json, plain_page
+from mm_assets.view.answers import MAX_NOTE, Json, bounded, item_json, plain_page, quoted
 from mm_assets.view.backends.base import Backend, Entry, NoSampleError, Page, Picture, fingerprint
 from mm_assets.view.guard import Guard
 from mm_assets.view.media_types import media_response
@@ -42,8 +41,6 @@ QUERIES = 2  # threads that sort and filter
 MAKERS = 2  # threads that make media, such as a picture of a TIFF
 MAX_ID = 1024  # characters of an id, and of a name, that is shown
 MAX_NAMES = 40  # of what a card's sample has
-MAX_NOTE = 4000  # characters of what is said about a sample or an item
-MAX_SAMPLE = 16 << 20  # bytes of JSON of the items of a sample
 _CACHED_SAMPLES = 6  # whose items are held: their media are asked for next
 
 
@@ -99,7 +96,7 @@ class Viewer:
 
     def entry_json(self, entry: Entry, part: str = "") -> dict[str, Any]:
         """A card for the page."""
-        suffix = f"&part={_quoted(part)}" if part else ""
+        suffix = f"&part={quoted(part)}" if part else ""
         picture = f"thumbnail/{entry.index}?v={entry.picture}{suffix}" if entry.picture else None
         return {
             "index": entry.index,
@@ -178,29 +175,9 @@ async def _nothing_to_explore(_request: Request) -> Response:
     return Json({"available": False, "has_columns": False})
 
 
-def bounded(items: Sequence[Item], limit: int = MAX_SAMPLE) -> tuple[Item, ...]:
-    """The items of a sample, the data of those beyond a number of bytes left out, with a note."""
-    found: list[Item] = []
-    left = limit
-    for item in items:
-        size = len(json.dumps(dict(item.data), default=str))
-        left -= size
-        if left < 0:
-            note = f"Its {size:,} bytes are not shown: the sample has more than {limit:,} to show at once. {item.note}"
-            item = Item(name=item.name, kind="unreadable", facts=item.facts, note=note.strip())
-        found.append(item)
-    return tuple(found)
-
-
 def _viewer(request: Request) -> Viewer:
     viewer: Viewer = request.app.state.viewer
     return viewer
-
-
-def _quoted(text: str) -> str:
-    from urllib.parse import quote
-
-    return quote(text, safe="")
 
 
 # --- routes -----------------------------------------------------------------------------------------------------------
@@ -293,32 +270,12 @@ async def _sample(request: Request) -> Response:
     def work() -> dict[str, Any]:
         backend = viewer.chosen(request)
         items = viewer.items(part, backend, index)
-        suffix = f"?part={_quoted(part)}&" if part else "?"
+        suffix = f"?part={quoted(part)}&" if part else "?"
         version = backend.identity(index)
         shown = [item_json(item, f"media/{index}/{place}", f"{suffix}v={version}") for place, item in enumerate(items)]
         return {"index": index, "id": backend.sample_id(index)[:MAX_ID], "count": backend.count(), "items": shown}
 
     return Json(await viewer.run(work))
-
-
-def item_json(item: Item, base: str, suffix: str) -> dict[str, Any]:
-    """An item for the page; its media are at `base`, with the query `suffix`."""
-    return {
-        "name": item.name,
-        "kind": item.kind,
-        "facts": dict(item.facts),
-        "data": dict(item.data),
-        "note": item.note[:MAX_NOTE],
-        "media": [
-            {
-                "name": media.name,
-                "content_type": media.content_type,
-                "size": media.size,
-                "url": f"{base}/{_quoted(media.name)}{suffix}",
-            }
-            for media in item.media
-        ],
-    }
 
 
 async def _partitions(request: Request) -> Response:

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from mm_assets.display import Item, Media
 from mm_assets.pipeline.chain import FILTERED_ROWS
-from mm_assets.view.answers import Json
+from mm_assets.view.answers import Json, bounded, item_json
 from mm_assets.view.backends.base import Backend, NoSampleError, Picture, fingerprint
 from mm_assets.view.explorer import PAGE, Explorer, explorer_of
 from mm_assets.view.media_types import media_response
@@ -189,8 +189,6 @@ def _origin(explorer: Explorer, request: Request) -> dict[str, Any]:
 
 
 def _item(explorer: Explorer, request: Request) -> dict[str, Any]:
-    from mm_assets.view.app import bounded, item_json  # which has these routes too
-
     (item,) = bounded((explorer.item(_place(request)),))
     return item_json(item, "explore/media", f"?{_query_of(request)}")
 

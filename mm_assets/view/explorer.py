@@ -15,13 +15,13 @@ from typing import Any
 
 from mm_assets.display import Content, Item, content_item
 from mm_assets.errors import ConfigError, SourceError
-from mm_assets.pipeline import drops as dropped
-from mm_assets.pipeline import origin as places
-from mm_assets.pipeline import scores as measures
-from mm_assets.pipeline import versions as history
 from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, ROWS
-from mm_assets.pipeline.sandbox import QueryError, Sandbox, dataset_sandbox
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.explore import diff as history
+from mm_assets.pipeline.explore import drops as dropped
+from mm_assets.pipeline.explore import histograms as measures
+from mm_assets.pipeline.explore import provenance as places
+from mm_assets.pipeline.explore.sql import QueryError, Sandbox, dataset_sandbox
+from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.rows.sql import sql_name, sql_text
 from mm_assets.storage.urls import is_local
 from mm_assets.view.backends.base import Backend, Entry, NoSampleError

@@ -17,9 +17,9 @@ from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any
 
 from mm_assets.dataset.dataset import Dataset
-from mm_assets.dataset.selection import plain_columns, scan_columns
+from mm_assets.dataset.selection import plain_columns
 from mm_assets.errors import ConfigError, SourceError, full_disk_named
-from mm_assets.pipeline.sandbox import QueryError, Sandbox
+from mm_assets.pipeline.explore.sql import QueryError, Sandbox
 from mm_assets.rows.sql import parquet_relation, sql_name, sql_text
 
 __all__ = ["RELATION", "Ordered", "SampleTable", "ordered_rows"]
@@ -105,7 +105,7 @@ class SampleTable:
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self._columns = plain_columns(dataset)
+        self._columns = plain_columns(dataset.names, dataset.fields)
         self._lock = threading.Lock()
         self._scans: OrderedDict[frozenset[str], tuple[IO[bytes], Sandbox]] = OrderedDict()
 
@@ -191,7 +191,7 @@ class SampleTable:
         import pyarrow.parquet as pq
 
         ends = time.monotonic() + SCAN_SECONDS
-        blocks = scan_columns(self._dataset, names)
+        blocks = self._dataset.scan_columns(names)
         first, count = next(blocks), 0
         with full_disk_named(gettempdir()), pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
             for block in chain([first], blocks):

@@ -30,9 +30,9 @@ from mm_assets.checks.relations import CONTENT, TableRelations
 from mm_assets.checks.runner import Session
 from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, ROWS
-from mm_assets.pipeline.run import Run
-from mm_assets.pipeline.store import DatasetStore
-from mm_assets.pipeline.work import PartitionWork
+from mm_assets.pipeline.partition.inputs import PartitionWork
+from mm_assets.pipeline.partition.stage_run import Run
+from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 
 from ..conftest import DEFAULT_EXAMPLES

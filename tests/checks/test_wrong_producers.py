@@ -22,10 +22,10 @@ from mm_assets.checks.catalog import CATALOG
 from mm_assets.formats import MstrWriter, Payload
 from mm_assets.packing import pack
 from mm_assets.packing.pack import pack_rows
-from mm_assets.pipeline import stages
 from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, TABLES
-from mm_assets.pipeline.register import register
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.partition import stages
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
 from mm_assets.rows.parquet import sample_groups
 
 from ..pipeline.chain import at_work, declare, marker_of, run_chain

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from mm_assets.cli.document import json_value
 from mm_assets.cli.main import COMMANDS, main
-from mm_assets.pipeline.leases import Leases
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.leases import Leases
 
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import CAPTIONS, make_shard

@@ -7,10 +7,10 @@ import pytest
 
 from mm_assets.cli.options import DatasetChoice
 from mm_assets.cli.output import echo, printable, report_losses, report_registration
-from mm_assets.pipeline.losses import Loss, LossTotal
-from mm_assets.pipeline.records import Partition
-from mm_assets.pipeline.register import Registration, register
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.losses import Loss, LossTotal
+from mm_assets.pipeline.state.records import Partition
+from mm_assets.pipeline.state.registration import Registration, register
 
 from ..pipeline.chain import declare
 from ..pipeline.shards import CAPTIONS, make_shard

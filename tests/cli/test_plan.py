@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mm_assets.cli.main import main
-from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
 
 from ..pipeline.shards import make_shard
 

@@ -13,7 +13,7 @@ import pytest
 
 from mm_assets.cli import progress
 from mm_assets.cli.progress import LoadProgress, duration_text
-from mm_assets.pipeline.load import PartitionRun
+from mm_assets.pipeline.load.tasks import PartitionRun
 
 from ..pipeline.shards import CAPTIONS, make_shard
 

@@ -19,10 +19,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mm_assets.cli.main import main
-from mm_assets.pipeline.leases import Leases
-from mm_assets.pipeline.records import StageFailure
-from mm_assets.pipeline.register import register
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.leases import Leases
+from mm_assets.pipeline.state.records import StageFailure
+from mm_assets.pipeline.state.registration import register
 
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import CAPTIONS, make_shard

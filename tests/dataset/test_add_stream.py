@@ -20,13 +20,14 @@ from mm_assets.dataset.add_stream import Values, add_stream, add_values, read_va
 from mm_assets.errors import ConfigError, EncodeError, SchemaMismatchError, SourceError
 from mm_assets.fields import BytesField, Field, ImageField, JSONField, NDArrayField, ScalarField, TextField
 from mm_assets.formats import open_reader
-from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.added_streams import add_to_dataset, carried_over
 from mm_assets.pipeline.chain import PACKED_STAGES
-from mm_assets.pipeline.pending import Present, pending_partitions
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state import clean, manifests
+from mm_assets.pipeline.state.added_streams import add_to_dataset, carried_over
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import Present, pending_partitions
 
 from ..pipeline.chain import at_work, marker_name, marker_of
 
@@ -220,7 +221,7 @@ def published(tmp_path_factory: pytest.TempPathFactory, demo_shards: Path) -> Pa
     store = store_of(folder / "shards", folder / "root")
     for partition in register(store).partitions:
         run_partition(store, partition.key)
-    publish.build_manifest(store)
+    manifests.build_manifest(store)
     return folder
 
 
@@ -244,12 +245,12 @@ def numbers_of(store: DatasetStore) -> dict[str, float]:
 
 def test_the_manifest_after_an_addition(dataset: DatasetStore) -> None:
     """All partitions get the stream, the new manifest names it and opens with it; the one before opens as before."""
-    before = publish.build_manifest(dataset)
+    before = manifests.build_manifest(dataset)
     numbers = numbers_of(dataset)
     done = list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers)))
     assert [(one.partition, one.added) for one in done] == [("docs-00000", True), ("docs-00001", True)]
     assert sum(one.num_present for one in done) == len(numbers)
-    after = publish.build_manifest(dataset)
+    after = manifests.build_manifest(dataset)
     assert after.digest != before.digest
     assert after.left_out == after.missing_streams == {}
     assert after.manifest["added_streams"] == [
@@ -274,19 +275,19 @@ def test_what_was_packed_stays_checked(dataset: DatasetStore) -> None:
     assert marker["files"]["mstr"]["path"] != marker["added"]["file"]["path"]
     assert dataset.records("docs-00000")[PACKED_STAGES["mstr"]].files["mstr"].to_json() == marker["files"]["mstr"]
     assert at_work(stages.recheck, dataset, "docs-00000", PACKED_STAGES["mstr"]).passed
-    assert publish.build_manifest(dataset).missing_streams == {}
+    assert manifests.build_manifest(dataset).missing_streams == {}
 
 
 def test_two_streams_and_cleaning(dataset: DatasetStore) -> None:
     """A second stream joins the first; cleaning removes the copy between, and everything still opens."""
     numbers = numbers_of(dataset)
     list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers)))
-    publish.build_manifest(dataset)
+    manifests.build_manifest(dataset)
     between = [marker_of(dataset, key)["added"]["file"]["path"] for key in ("docs-00000", "docs-00001")]
     list(add_to_dataset(dataset, "again", SCORE, values_of({})))
-    report = publish.build_manifest(dataset)
+    report = manifests.build_manifest(dataset)
     assert [stream["name"] for stream in report.manifest["added_streams"]] == ["again", "clip_score"]
-    removed = publish.clean(dataset, keep=1).files
+    removed = clean.clean(dataset, keep=1).files
     assert set(between) <= set(removed)
     with opened(dataset) as data:
         assert data.names[-2:] == ("clip_score", "again")
@@ -297,15 +298,15 @@ def test_two_streams_and_cleaning(dataset: DatasetStore) -> None:
 
 def test_an_interrupted_addition_is_taken_up(dataset: DatasetStore) -> None:
     """Until all partitions have the stream the manifest lists none, and says so; started again, the rest is added."""
-    before = publish.build_manifest(dataset)
+    before = manifests.build_manifest(dataset)
     numbers = numbers_of(dataset)
     next(iter(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers))))
-    report = publish.build_manifest(dataset)
-    assert report.missing_streams == publish.missing_streams(Present(dataset)) == {"clip_score": ("docs-00001",)}
+    report = manifests.build_manifest(dataset)
+    assert report.missing_streams == manifests.missing_streams(Present(dataset)) == {"clip_score": ("docs-00001",)}
     assert report.digest == before.digest
     done = list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers)))
     assert [one.added for one in done] == [False, True]
-    assert "added_streams" in publish.build_manifest(dataset).manifest
+    assert "added_streams" in manifests.build_manifest(dataset).manifest
 
 
 @pytest.mark.parametrize("change", ["value", "absent", "field"])
@@ -326,11 +327,11 @@ def test_a_partition_that_is_made_again(dataset: DatasetStore, demo_shards: Path
     """A partition that is rebuilt with the same bytes keeps its streams; with other bytes it loses them, with a log."""
     shard = Path(dataset.spec.shards, "docs-00001.tar")
     content = shard.read_bytes()
-    before = publish.build_manifest(dataset)
+    before = manifests.build_manifest(dataset)
     list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers_of(dataset))))
-    added = publish.build_manifest(dataset)
+    added = manifests.build_manifest(dataset)
     run_partition(dataset, "docs-00001")
-    assert publish.build_manifest(dataset).digest == added.digest
+    assert manifests.build_manifest(dataset).digest == added.digest
     shutil.copyfile(demo_shards / "docs-00000.tar", shard)
     try:
         assert register(dataset).changed == ("docs-00001",)
@@ -338,7 +339,7 @@ def test_a_partition_that_is_made_again(dataset: DatasetStore, demo_shards: Path
     finally:
         shard.write_bytes(content)  # the other tests' too; only this one registers it again
     assert marker_of(dataset, "docs-00001")["lost_streams"] == ["clip_score"]
-    report = publish.build_manifest(dataset)
+    report = manifests.build_manifest(dataset)
     assert report.missing_streams == {"clip_score": ("docs-00001",)}
     assert "added_streams" not in report.manifest
     assert report.manifest["shards"][0] == before.manifest["shards"][0]  # never a mixture
@@ -347,7 +348,7 @@ def test_a_partition_that_is_made_again(dataset: DatasetStore, demo_shards: Path
     again = list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers_of(dataset)), keys=["docs-00001"]))
     assert [one.partition for one in again] == ["docs-00001"]
     assert "lost_streams" not in marker_of(dataset, "docs-00001")
-    assert "added_streams" in publish.build_manifest(dataset).manifest
+    assert "added_streams" in manifests.build_manifest(dataset).manifest
 
 
 def test_a_copy_that_is_gone(dataset: DatasetStore) -> None:
@@ -355,12 +356,12 @@ def test_a_copy_that_is_gone(dataset: DatasetStore) -> None:
     numbers = numbers_of(dataset)
     list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers)))
     Path(dataset.store.path_of(marker_of(dataset, "docs-00000")["added"]["file"]["path"])).unlink()
-    report = publish.build_manifest(dataset)
+    report = manifests.build_manifest(dataset)
     assert report.left_out == {}
     assert report.missing_streams == {"clip_score": ("docs-00000",)}
     done = list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers)))
     assert [one.added for one in done] == [True, False]
-    assert publish.build_manifest(dataset).missing_streams == {}
+    assert manifests.build_manifest(dataset).missing_streams == {}
 
 
 def test_additions_that_are_refused(dataset: DatasetStore) -> None:
@@ -405,7 +406,7 @@ def test_partitions_whose_streams_differ_in_settings(dataset: DatasetStore) -> N
     """A stream that partitions have with different settings is not listed, and the report names the others."""
     for field, key in ((SCORE, "docs-00000"), (ScalarField(), "docs-00001")):
         list(add_to_dataset(dataset, "score", field, values_of({}), keys=[key]))
-    report = publish.build_manifest(dataset)
+    report = manifests.build_manifest(dataset)
     assert report.missing_streams == {"score": ("docs-00001",)}
     assert "added_streams" not in report.manifest
 
@@ -423,7 +424,7 @@ def test_a_damaged_marker_is_replaced(dataset: DatasetStore) -> None:
     for content in (b"{", b"[]"):
         dataset.store.write_bytes(marker_name(dataset, "docs-00000"), content)
         assert "added" not in at_work(publish.publish, dataset, "docs-00000")
-    assert publish.build_manifest(dataset).left_out == {}
+    assert manifests.build_manifest(dataset).left_out == {}
 
 
 def test_object_storage_is_refused(tmp_path: Path) -> None:

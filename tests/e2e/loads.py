@@ -9,11 +9,11 @@ import dagster as dg
 
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import run_load
-from mm_assets.pipeline.engines.processes import Processes
-from mm_assets.pipeline.leases import Leases
-from mm_assets.pipeline.load import PartitionRun
+from mm_assets.pipeline.load.processes import Processes
+from mm_assets.pipeline.load.tasks import PartitionRun
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.leases import Leases
 
 
 def run_partitions(work: Iterable[tuple[DatasetSpec, str]], *, num_processes: int = 1) -> list[PartitionRun]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from mm_assets.pipeline.load import Slice
+from mm_assets.pipeline.load.tasks import Slice
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 

@@ -10,10 +10,10 @@ import pytest
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset, run_load
 from mm_assets.orchestration.runs import load_config
-from mm_assets.pipeline.engines.processes import Processes
-from mm_assets.pipeline.pending import Present
+from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.staleness import Present
 from mm_assets.storage.store import Store
 
 from ..pipeline.chain import marker_name
@@ -66,11 +66,11 @@ def test_a_young_shard_waits_for_its_settle_time(
     spec = demo_spec("docs", shards=str(folder)).replace(settle_seconds=60.0)
     ticker = Ticker(instance, spec, "docs_shards")
     now = time.time()
-    monkeypatch.setattr("mm_assets.pipeline.register.time.time", lambda: now)
+    monkeypatch.setattr("mm_assets.pipeline.state.registration.time.time", lambda: now)
     assert keys_of(ticker.tick()) == []
-    monkeypatch.setattr("mm_assets.pipeline.register.time.time", lambda: now + 59)
+    monkeypatch.setattr("mm_assets.pipeline.state.registration.time.time", lambda: now + 59)
     assert keys_of(ticker.tick()) == []
-    monkeypatch.setattr("mm_assets.pipeline.register.time.time", lambda: now + 61)
+    monkeypatch.setattr("mm_assets.pipeline.state.registration.time.time", lambda: now + 61)
     assert keys_of(ticker.tick()) == ["docs-00000"]
 
 

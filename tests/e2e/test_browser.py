@@ -16,7 +16,7 @@ import pytest
 
 from mm_assets.orchestration.checks import rules_of
 from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 
 from ..pipeline.chain import marker_of
 from .test_daemon import WAIT, process_group, wait_for

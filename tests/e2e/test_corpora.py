@@ -33,8 +33,8 @@ from mm_assets.fields import (
 from mm_assets.formats import MappedFile, open_reader
 from mm_assets.media.subtitles import parse_subtitles
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
-from mm_assets.pipeline.stages import StageResult
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.partition.stages import StageResult
+from mm_assets.pipeline.state.folder import DatasetStore
 
 from ..pipeline.chain import declare, run_chain
 

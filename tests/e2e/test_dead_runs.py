@@ -12,8 +12,8 @@ from mm_assets.orchestration import runs
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import pool_wait, register_dataset
 from mm_assets.orchestration.runs import PROCESS_TAG
-from mm_assets.pipeline.leases import Lease, Leases
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.leases import Lease, Leases
 
 from ..pipeline.chain import marker_name
 from .loads import run_partitions
@@ -71,7 +71,7 @@ def test_a_killed_run_does_not_block_its_partition(
     run = instance.create_run_for_job(
         job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
     )
-    code = f"from mm_assets.pipeline.liveness import process_tag; print(process_tag({run.run_id!r}), flush=True)"
+    code = f"from mm_assets.pipeline.state.liveness import process_tag; print(process_tag({run.run_id!r}), flush=True)"
     with subprocess.Popen(
         [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:

@@ -11,14 +11,14 @@ import fsspec
 import pytest
 from starlette.testclient import TestClient
 
-from mm_assets.pipeline.sandbox import dataset_sandbox
-from mm_assets.pipeline.sandbox.worker import _connect
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.explore.sql import dataset_sandbox
+from mm_assets.pipeline.explore.sql_worker import _connect
+from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.view import open_backend
 
 from ..pipeline.chain import declare, run_chain
+from ..pipeline.explore.test_diff import again
 from ..pipeline.shards import make_shard, png
-from ..pipeline.test_versions import again
 from ..s3_server import serve
 from ..view.conftest import client_of, viewer_of
 from ..view.test_explore import get, post

@@ -19,14 +19,16 @@ import mm_assets
 from mm_assets.cli.main import main
 from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.orchestration.launch import open_instance, run_load
-from mm_assets.pipeline import load, partition_run, publish, stages
 from mm_assets.pipeline.chain import RAW_SHARDS
-from mm_assets.pipeline.engines.processes import Processes
-from mm_assets.pipeline.losses import loss_totals
-from mm_assets.pipeline.pending import Present, pending_partitions
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.load import tasks
+from mm_assets.pipeline.load.processes import Processes
+from mm_assets.pipeline.partition import run, stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.losses import loss_totals
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import Present, pending_partitions
 
 from ..pipeline.chain import at_work, declare, marker_of, run_chain, run_partition
 from ..pipeline.shards import CAPTIONS, make_shard
@@ -60,7 +62,7 @@ def make(dataset: DatasetStore) -> None:
     """Runs the chain over the partition, from registration to the manifest."""
     register(dataset)
     run_partition(dataset, PARTITION)
-    publish.build_manifest(dataset)
+    manifests.build_manifest(dataset)
 
 
 def contents(dataset: DatasetStore) -> dict[str, bytes]:
@@ -103,14 +105,14 @@ def test_full_scratch_is_named(demo_spec: Callable[..., DatasetSpec], tmp_path: 
     register(dataset)
     mount("-o", f"remount,size={512 << 10}", str(disk))
     partition, schema = dataset.partition(PARTITION), dataset.schema()
-    report = partition_run.run_partition(dataset.spec, partition, schema, scratch=disk)
+    report = run.run_partition(dataset.spec, partition, schema, scratch=disk)
     assert report.failure is not None
     assert str(report.failure.path).startswith(str(disk))
     assert "No space left on device" in report.failure.detail
     assert marker_of(dataset, PARTITION) is None
     assert list(disk.iterdir()) == []
     mount("-o", f"remount,size={PLENTY}", str(disk))
-    assert partition_run.run_partition(dataset.spec, partition, schema, scratch=disk).ok
+    assert run.run_partition(dataset.spec, partition, schema, scratch=disk).ok
 
 
 def test_a_read_only_root_is_named_and_stays_readable(demo_spec: Callable[..., DatasetSpec], disk: Path) -> None:
@@ -159,7 +161,7 @@ def test_a_read_only_root_with_nothing_to_do(
             os.utime(marker, (1, 1))
         mount("-o", "remount,ro", str(disk))
         assert run_load(dataset.spec, [], engine=processes).ok
-        load.run_unrecorded(Present(dataset), [], engine=processes, first=None, observed=lambda _: None)
+        tasks.run_unrecorded(Present(dataset), [], engine=processes, first=None, observed=lambda _: None)
         (line,) = run_load(dataset.spec, [PARTITION], engine=processes, first=RAW_SHARDS).failures
     assert f"Read-only file system: make the disk at {disk} writable" in line
 
@@ -205,7 +207,7 @@ def test_no_place_for_temporary_files_is_named(tmp_path: Path, monkeypatch: pyte
     register(dataset)
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
-    report = partition_run.run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    report = run.run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
     assert report.failure is not None
     assert report.failure.path == "TMPDIR"
     assert "set it to a folder with free space" in report.failure.detail

@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import mm_assets
-from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.pending import pending_partitions
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import pending_partitions
 
 from ..pipeline.chain import at_work
 from .files import files_of
@@ -23,10 +24,11 @@ from .files import files_of
 # packed files, or between the content and the record.
 CHILD = """
 import os, pickle, signal, sys
-from mm_assets.pipeline import publish
-from mm_assets.pipeline import stages
-from mm_assets.pipeline.store import DatasetStore
-from mm_assets.pipeline.work import PartitionWork
+from mm_assets.pipeline.partition import publish
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.partition import stages
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.partition.inputs import PartitionWork
 from mm_assets.rows.parquet import ParquetSink
 
 spec, key, victim = pickle.load(sys.stdin.buffer)
@@ -72,7 +74,7 @@ def complete(dataset: DatasetStore, key: str) -> None:
         assert at_work(make, dataset, key).passed
     assert all(result.passed for result in at_work(stages.packed, dataset, key).values())
     at_work(publish.publish, dataset, key)
-    publish.build_manifest(dataset)
+    manifests.build_manifest(dataset)
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

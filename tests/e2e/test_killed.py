@@ -38,7 +38,7 @@ WAIT = 300.0  # for what takes seconds on an idle machine
 SERVER = """
 import json, os, sys
 import mm_assets.cli.add_stream, mm_assets.cli.clean, mm_assets.cli.register, mm_assets.cli.run
-import mm_assets.orchestration.launch, mm_assets.pipeline.added_streams, mm_assets.pipeline.publish
+import mm_assets.orchestration.launch, mm_assets.pipeline.state.added_streams, mm_assets.pipeline.partition.publish
 import av, duckdb, cv2, PIL.Image, rich.progress, rich.table
 from mm_assets.cli.main import main
 

@@ -21,11 +21,11 @@ from mm_assets.filters.registry import build_filter
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset
 from mm_assets.orchestration.runs import ATTEMPT_TAG, PROCESS_TAG, Attempt, tag_of
-from mm_assets.pipeline import stages
-from mm_assets.pipeline.liveness import process_is_gone, process_tag
-from mm_assets.pipeline.losses import FAILED, loss_totals
+from mm_assets.pipeline.partition import stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.liveness import process_is_gone, process_tag
+from mm_assets.pipeline.state.losses import FAILED, loss_totals
 
 from .loads import leased, run_partitions
 

@@ -21,13 +21,13 @@ from mm_assets.cli.main import main
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline.chain import CHAIN
-from mm_assets.pipeline.drive import run_tasks
-from mm_assets.pipeline.engines.base import Task
-from mm_assets.pipeline.engines.processes import Processes
-from mm_assets.pipeline.partition_run import run_partition
-from mm_assets.pipeline.pending import Present
+from mm_assets.pipeline.load.driver import run_tasks
+from mm_assets.pipeline.load.engine import Task
+from mm_assets.pipeline.load.processes import Processes
+from mm_assets.pipeline.partition.run import run_partition
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.staleness import Present
 
 from ..pipeline.shards import make_shard
 from .loads import pack, run_partitions
@@ -234,8 +234,8 @@ def test_the_run_that_decides_the_schema_notes_what_does_not_fit_it(
     instance: dg.DagsterInstance, inbox: Inbox, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A partition without the images of those that decided the schema has a note, also in the run that decided it."""
-    monkeypatch.setattr("mm_assets.pipeline.decide.MAX_SHARDS", 2)
-    monkeypatch.setattr("mm_assets.pipeline.decide.MAX_TRIED", 2)
+    monkeypatch.setattr("mm_assets.pipeline.state.schema_inference.MAX_SHARDS", 2)
+    monkeypatch.setattr("mm_assets.pipeline.state.schema_inference.MAX_TRIED", 2)
     shards = copies(inbox, "ac")
     make_shard(shards / "b.tar", {f"{n}.txt": "words" for n in range(3)})
     given = ["run", "--shards", f"{shards}/*.tar", "--set", "settle_seconds=0", "--root", str(root), "--dataset", "d"]

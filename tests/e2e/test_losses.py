@@ -18,12 +18,12 @@ from PIL import Image
 
 from mm_assets.cli.main import main
 from mm_assets.errors import SourceError
-from mm_assets.pipeline.losses import losses
-from mm_assets.pipeline.records import StageFailure
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition.stages import TABLE_STAGES
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.stages import TABLE_STAGES
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.losses import losses
+from mm_assets.pipeline.state.records import StageFailure
+from mm_assets.pipeline.state.registration import register
 
 from ..pipeline.chain import at_work
 

@@ -19,10 +19,10 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset, run_load
 from mm_assets.orchestration.mirror import Mirror
 from mm_assets.orchestration.runs import PROCESS_TAG, is_running
-from mm_assets.pipeline.engines.processes import Processes
-from mm_assets.pipeline.liveness import process_tag
+from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.liveness import process_tag
 
 from ..pipeline.shards import make_shard
 

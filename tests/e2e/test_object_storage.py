@@ -22,15 +22,15 @@ from mm_assets.cli.project import make_project
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.launch import register_dataset, run_load
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_STAGES, PUBLISHED, RAW_SHARDS, TABLES, Stage
-from mm_assets.pipeline.decide import decide_layout
-from mm_assets.pipeline.engines.processes import Processes
-from mm_assets.pipeline.load import PartitionRun
-from mm_assets.pipeline.partition_run import PartitionReport, run_partition
-from mm_assets.pipeline.pending import Present, pending_partitions
-from mm_assets.pipeline.publish import build_manifest
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.load.processes import Processes
+from mm_assets.pipeline.load.tasks import PartitionRun
+from mm_assets.pipeline.partition.run import PartitionReport, run_partition
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.manifests import build_manifest
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.schema_inference import decide_layout
+from mm_assets.pipeline.state.staleness import Present, pending_partitions
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import expand_shards
 
@@ -288,7 +288,7 @@ def test_a_load_with_nothing_to_do_lists_no_tables(
     dataset.store.delete(dataset.table("rows", "a"))
     assert not listed_tables()
     assert sorted(Present(dataset).published()) == ["a", "b"]
-    monkeypatch.setattr("mm_assets.pipeline.publish._LOOKED_AT_SECONDS", 0.0)
+    monkeypatch.setattr("mm_assets.pipeline.state.manifests._LOOKED_AT_SECONDS", 0.0)
     assert listed_tables()
     assert sorted(Present(dataset).published()) == ["b"]
     assert made() == 2

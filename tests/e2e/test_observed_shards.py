@@ -11,7 +11,7 @@ from dagster._core.loader import LoadingContextForTest
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 
 from .loads import pack, run_partitions
 

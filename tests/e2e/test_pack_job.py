@@ -18,14 +18,14 @@ from mm_assets.checks.catalog import CATALOG
 from mm_assets.errors import SourceError
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset, run_load
-from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES, TABLES
-from mm_assets.pipeline.engines.base import Ended
-from mm_assets.pipeline.engines.processes import Processes
-from mm_assets.pipeline.pending import Present, pending_partitions
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.load.engine import Ended
+from mm_assets.pipeline.load.processes import Processes
+from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import Present, pending_partitions
 from mm_assets.rows.parquet import ParquetSink
 from mm_assets.summaries import bytes_said
 

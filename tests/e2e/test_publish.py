@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 import mm_assets
-from mm_assets.pipeline import publish, sql_views, stages
 from mm_assets.pipeline.chain import PACKED_STAGES, RAW_SHARDS, ROWS
-from mm_assets.pipeline.pending import Present, pending_partitions, pending_reasons
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state import clean, manifests, sql_views
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import Present, pending_partitions, pending_reasons
 from mm_assets.storage.store import Store
 
 from ..pipeline.chain import at_work, marker_of
@@ -38,7 +39,7 @@ def dataset(demo_spec: SpecOf, inbox: Callable[..., Path]) -> DatasetStore:
     return store
 
 
-def partitions_of(report: publish.ManifestReport) -> list[str]:
+def partitions_of(report: manifests.ManifestReport) -> list[str]:
     return [shard["partition"] for shard in report.manifest["shards"]]
 
 
@@ -46,7 +47,7 @@ def test_a_manifest_names_files_that_open(dataset: DatasetStore) -> None:
     """The manifest's files are there with the digests it says, and its digest is its name."""
     import hashlib
 
-    report = publish.build_manifest(dataset)
+    report = manifests.build_manifest(dataset)
     assert partitions_of(report) == ["docs-00000", "docs-00001"]
     content = dataset.store.read_bytes(f"manifests/{report.digest}.json")
     assert hashlib.sha256(content).hexdigest() == report.digest
@@ -60,7 +61,7 @@ def test_a_manifest_names_files_that_open(dataset: DatasetStore) -> None:
 
 def test_the_same_partitions_give_the_same_manifest(dataset: DatasetStore) -> None:
     """A manifest is a function of what it lists."""
-    assert publish.build_manifest(dataset).digest == publish.build_manifest(dataset).digest
+    assert manifests.build_manifest(dataset).digest == manifests.build_manifest(dataset).digest
 
 
 def test_a_partition_whose_files_went_astray_is_left_out(dataset: DatasetStore) -> None:
@@ -68,7 +69,7 @@ def test_a_partition_whose_files_went_astray_is_left_out(dataset: DatasetStore) 
     marker = marker_of(dataset, "docs-00001")
     assert marker is not None
     Path(dataset.store.path_of(marker["files"]["mult"]["path"])).unlink()
-    report = publish.build_manifest(dataset)
+    report = manifests.build_manifest(dataset)
     assert partitions_of(report) == ["docs-00000"]
     assert "is gone" in report.left_out["docs-00001"]
 
@@ -77,7 +78,7 @@ def test_a_partition_made_again_and_not_published_is_left_out(dataset: DatasetSt
     """When a stage has written other rows since publication, the marker no longer stands for them."""
     other = DatasetStore(dataset.spec.replace(filters=({"type": "text_length", "min_chars": 50},)))
     assert at_work(stages.filtered_rows, other, "docs-00000").passed
-    report = publish.build_manifest(dataset)
+    report = manifests.build_manifest(dataset)
     assert partitions_of(report) == ["docs-00001"]
     assert "docs-00000" in report.left_out
 
@@ -86,7 +87,7 @@ def test_a_removed_shard_leaves_the_next_manifest(dataset: DatasetStore) -> None
     """A shard that is gone is reported at registration and its partition is not in the next manifest."""
     Path(dataset.spec.shards, "docs-00001.tar").unlink()
     assert register(dataset).removed == ("docs-00001",)
-    report = publish.build_manifest(dataset)
+    report = manifests.build_manifest(dataset)
     assert partitions_of(report) == ["docs-00000"]
     assert report.left_out["docs-00001"] == "its shards are gone"
 
@@ -97,7 +98,7 @@ def test_a_changed_shard_is_pending_again(dataset: DatasetStore, demo_shards: Pa
     assert pending_partitions(dataset) == []
     assert register(dataset).changed == ("docs-00001",)
     assert pending_partitions(dataset) == ["docs-00001"]
-    report = publish.build_manifest(dataset)
+    report = manifests.build_manifest(dataset)
     assert partitions_of(report) == ["docs-00000"]
     assert report.left_out == {"docs-00001": "it is not published with its present shards, settings, code and schema"}
     assert pending_reasons(Present(dataset)) == {"docs-00001": "its shards changed"}
@@ -115,16 +116,16 @@ def test_publishing_out_of_order_is_refused(dataset: DatasetStore) -> None:
 
 def test_clean_keeps_what_a_kept_manifest_needs(dataset: DatasetStore) -> None:
     """Cleaning removes packed files of forgotten versions only, and a dry run removes nothing."""
-    first = publish.build_manifest(dataset)
+    first = manifests.build_manifest(dataset)
     changed = DatasetStore(dataset.spec.replace(filters=({"type": "text_length", "min_chars": 50},)))
     for key in ("docs-00000", "docs-00001"):
         run_stages(changed, key)
-    second = publish.build_manifest(changed)
+    second = manifests.build_manifest(changed)
     assert first.digest != second.digest
-    assert publish.clean(changed, keep=2).files == ()
-    planned = publish.clean(changed, keep=1, dry_run=True)
+    assert clean.clean(changed, keep=2).files == ()
+    planned = clean.clean(changed, keep=1, dry_run=True)
     assert dataset.store.exists(f"manifests/{first.digest}.json")
-    done = publish.clean(changed, keep=1)
+    done = clean.clean(changed, keep=1)
     assert done.files == planned.files
     assert f"manifests/{first.digest}.json" in done.files
     assert len([name for name in done.files if name.startswith("packed/")]) == 4
@@ -134,7 +135,7 @@ def test_clean_keeps_what_a_kept_manifest_needs(dataset: DatasetStore) -> None:
 
 def test_the_catalog_opens_in_duckdb(dataset: DatasetStore) -> None:
     """catalog.sql gives views over all partitions, and `sql_connection` has them open."""
-    publish.build_manifest(dataset)
+    manifests.build_manifest(dataset)
     connection = sql_views.sql_connection(dataset)
     counted = connection.execute("select partition, count(*) from rows group by 1 order by 1").fetchall()
     expected = [(key, dataset.records(key)[ROWS].counts["rows"]) for key in ("docs-00000", "docs-00001")]
@@ -174,8 +175,8 @@ def test_a_manifest_reads_no_records(dataset: DatasetStore, monkeypatch: pytest.
     read: list[str] = []
     found_bytes = Store.found_bytes
     monkeypatch.setattr(Store, "found_bytes", lambda self, name: (read.append(name), found_bytes(self, name))[1])
-    publish.build_manifest(dataset)
-    publish.clean(dataset)
+    manifests.build_manifest(dataset)
+    clean.clean(dataset)
     assert "cache/markers.json" in read
     assert not [name for name in read if name.startswith("records/")]
     marker = marker_of(dataset, "docs-00000")
@@ -226,16 +227,16 @@ def test_a_group_stays_registered_while_a_shard_joins_it(demo_spec: SpecOf, inbo
 
 def test_clean_leaves_what_a_run_is_about_to_publish(dataset: DatasetStore) -> None:
     """Packed files that are recorded and not yet published stay; those of a partition that is gone go."""
-    publish.build_manifest(dataset)
+    manifests.build_manifest(dataset)
     changed = DatasetStore(dataset.spec.replace(filters=({"type": "text_length", "min_chars": 50},)))
     at_work(stages.filtered_rows, changed, "docs-00000")
     at_work(stages.packed, changed, "docs-00000")
-    publish.clean(changed, keep=1)
+    clean.clean(changed, keep=1)
     at_work(publish.publish, changed, "docs-00000")
     Path(dataset.spec.shards, "docs-00001.tar").unlink()
     register(changed)
-    publish.build_manifest(changed)
-    gone = publish.clean(changed, keep=1).files
+    manifests.build_manifest(changed)
+    gone = clean.clean(changed, keep=1).files
     assert any(name.startswith("packed/docs-00001.") for name in gone)
     assert "rows/docs-00001.parquet" in gone
     assert not [name for name in gone if "docs-00000." in name and "filtered_rows" in name]
@@ -271,5 +272,5 @@ def test_a_file_found_damaged_is_no_longer_published(dataset: DatasetStore) -> N
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     assert not at_work(stages.recheck, dataset, "docs-00000", PACKED_STAGES["mult"]).passed
-    assert partitions_of(publish.build_manifest(dataset)) == ["docs-00001"]
+    assert partitions_of(manifests.build_manifest(dataset)) == ["docs-00001"]
     assert pending_partitions(dataset) == ["docs-00000"]

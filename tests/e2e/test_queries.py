@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.pipeline.sandbox import QueryError, Sandbox, dataset_sandbox
-from mm_assets.pipeline.sandbox.worker import _connect
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.explore.sql import QueryError, Sandbox, dataset_sandbox
+from mm_assets.pipeline.explore.sql_worker import _connect
+from mm_assets.pipeline.state.folder import DatasetStore
 
 from ..pipeline.chain import declare, run_chain
+from ..pipeline.explore.test_sql import FILES
 from ..pipeline.shards import CAPTIONS, make_shard
-from ..pipeline.test_sandbox import FILES
 
 SECRET = "the secret of another file"
 
@@ -175,7 +175,7 @@ GREEDY = (
 
 GREEDY_ALL = """
 import json, resource, sys, time
-from mm_assets.pipeline.sandbox import QueryError, dataset_sandbox
+from mm_assets.pipeline.explore.sql import QueryError, dataset_sandbox
 from mm_assets.view.backends.folder import open_dataset_store
 sandbox = dataset_sandbox(open_dataset_store(sys.argv[1]), seconds=2)
 found = {}
@@ -238,7 +238,7 @@ def test_a_running_query_can_be_cancelled(sandbox: Sandbox) -> None:
 
 RUNS = """
 import sys
-from mm_assets.pipeline.sandbox import dataset_sandbox
+from mm_assets.pipeline.explore.sql import dataset_sandbox
 from mm_assets.view.backends.folder import open_dataset_store
 sandbox = dataset_sandbox(open_dataset_store(sys.argv[1]), seconds=600)
 sandbox.run("select max(a.position + b.range) from rows a, range(100000000000) b")

@@ -16,17 +16,17 @@ import pytest
 import mm_assets
 from mm_assets.errors import ConfigError
 from mm_assets.pipeline.chain import CHAIN
-from mm_assets.pipeline.engines.base import Task
-from mm_assets.pipeline.partition_run import PartitionReport
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.load.engine import Task
+from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
 
 from ..pipeline.shards import make_shard
 from .hosts import MAIN, Corpus, Project, object_files, wait_for
 from .ray_cluster import RayCluster, as_host
 
-ray_tasks = pytest.importorskip("mm_assets.pipeline.engines.ray_tasks")
+ray_tasks = pytest.importorskip("mm_assets.pipeline.load.ray_tasks")
 pytest.importorskip("ray")
 
 PARTITIONS = 20
@@ -35,7 +35,7 @@ HERE = socket.gethostname()
 # A load in a process whose engine says what was lost; an assignment may come before it.
 REPORTING = """
 import json
-from mm_assets.pipeline.engines import ray_tasks
+from mm_assets.pipeline.load import ray_tasks
 
 class Reporting(ray_tasks.RayTasks):
     def ended(self, timeout):

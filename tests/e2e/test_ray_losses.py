@@ -25,7 +25,7 @@ from .hosts import Command, Corpus, Project, make_shards, object_files, wait_for
 from .postgres import PROGRAMS, Server
 from .ray_cluster import Node, RayCluster, as_host
 
-pytest.importorskip("mm_assets.pipeline.engines.ray_tasks")
+pytest.importorskip("mm_assets.pipeline.load.ray_tasks")
 
 KILLS = int(os.environ.get("MM_ASSETS_KILLS", "1"))
 SEED = int(os.environ.get("MM_ASSETS_SEED", "20261124"))

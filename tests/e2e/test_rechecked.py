@@ -14,9 +14,9 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.checks import check_specs
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline.chain import RECORDED_STAGES
-from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.staleness import pending_partitions
 from mm_assets.rows.parquet import ParquetSink
 
 from .loads import pack, run_partitions

@@ -28,13 +28,13 @@ from mm_assets.orchestration.launch import register_dataset, run_load, sync
 from mm_assets.orchestration.partitions import shard_partitions
 from mm_assets.orchestration.runs import PROCESS_TAG, failed_attempts, partition_fingerprints
 from mm_assets.pipeline.chain import CHAIN, Stage
-from mm_assets.pipeline.engines import base
-from mm_assets.pipeline.engines.processes import Processes
-from mm_assets.pipeline.liveness import process_tag
-from mm_assets.pipeline.load import PartitionRun
-from mm_assets.pipeline.partition_run import PartitionReport, partition_steps
+from mm_assets.pipeline.load import engine
+from mm_assets.pipeline.load.processes import Processes
+from mm_assets.pipeline.load.tasks import PartitionRun
+from mm_assets.pipeline.partition.run import PartitionReport, partition_steps
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.liveness import process_tag
 
 from .loads import leased, pack, run_partitions
 
@@ -434,7 +434,7 @@ def test_a_database_that_stays_away_is_an_error(
         return real(*args, **kwargs)
 
     with monkeypatch.context() as leaving:
-        leaving.setattr(base, "partition_steps", steps_and_leave)
+        leaving.setattr(engine, "partition_steps", steps_and_leave)
         done = CliRunner().invoke(main, command)
     assert done.exit_code == 1
     assert done.stdout.startswith("2 partitions run in ")

@@ -25,9 +25,9 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.orchestration.resources import StorageRoot
 from mm_assets.orchestration.runs import failed_attempts, load_config
-from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.staleness import Present
 
 from .loads import run_partitions
 

@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from mm_assets.cli.main import main
 from mm_assets.orchestration.partitions import asset_key
 from mm_assets.pipeline.chain import CHAIN
-from mm_assets.pipeline.load import Slice, run_unrecorded
-from mm_assets.pipeline.pending import Present
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.load.tasks import Slice, run_unrecorded
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import Present
 
 from ..pipeline.shards import make_shard, png
 
@@ -219,7 +219,7 @@ def test_copies_of_shards_with_times_of_their_own_are_noticed(
             os.utime(path, ns=(time, time))
         run_unrecorded(present, *args, **options)
 
-    monkeypatch.setattr("mm_assets.pipeline.load.run_unrecorded", elsewhere)
+    monkeypatch.setattr("mm_assets.pipeline.load.tasks.run_unrecorded", elsewhere)
     code, said = run(shards, root, "run", "--slice", "1/1", "--no-record")
     assert code == 1
     assert "2 partitions that ran here, '0' first, were registered meanwhile with other shards" in " ".join(

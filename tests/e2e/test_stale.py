@@ -17,7 +17,7 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.runs import load_config
 from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.storage.files import SourceFile
 
 SpecOf = Callable[..., DatasetSpec]
@@ -51,7 +51,7 @@ class Work:
             self.opened.append(Path(url).stem)
             return SourceFile(url, *rest)
 
-        patch.setattr("mm_assets.pipeline.store.SourceFile", opened)
+        patch.setattr("mm_assets.pipeline.state.folder.SourceFile", opened)
         patch.syspath_prepend(folder)
         patch.setattr(sys, "dont_write_bytecode", True)
         self.write_filter(0)

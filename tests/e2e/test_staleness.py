@@ -12,10 +12,10 @@ from dagster._core.loader import LoadingContextForTest
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset, sync
 from mm_assets.pipeline.chain import CHAIN
-from mm_assets.pipeline.partition_run import run_partition
+from mm_assets.pipeline.explore.status import dataset_status
+from mm_assets.pipeline.partition.run import run_partition
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.status import dataset_status
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 
 from .loads import run_partitions
 

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from mm_assets.cli.main import main
-from mm_assets.pipeline.liveness import process_is_gone
+from mm_assets.pipeline.state.liveness import process_is_gone
 
 COMMAND = (sys.executable, "-P", "-c", "from mm_assets.cli.main import main; main()")
 WAIT = 120.0  # for what takes seconds on an idle machine
@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 
 from mm_assets.filters.base import Filter
-from mm_assets.pipeline.liveness import process_tag
+from mm_assets.pipeline.state.liveness import process_tag
 
 
 class Wait(Filter):

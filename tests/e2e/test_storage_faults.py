@@ -11,11 +11,12 @@ import pytest
 
 import mm_assets
 from mm_assets.errors import ChangedError, SourceError
-from mm_assets.pipeline import partition_run, publish, stages
-from mm_assets.pipeline.pending import pending_partitions
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition import publish, run, stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import pending_partitions
 from mm_assets.storage.store import Store
 
 from ..pipeline.chain import at_work, marker_name, marker_of, run_partition
@@ -66,7 +67,7 @@ def make(dataset: DatasetStore) -> None:
     """Runs the whole chain over the one partition."""
     register(dataset)
     run_partition(dataset, PARTITION)
-    publish.build_manifest(dataset)
+    manifests.build_manifest(dataset)
 
 
 def contents(dataset: DatasetStore) -> dict[str, bytes]:
@@ -107,9 +108,9 @@ def test_a_run_through_scratch_survives_faults(dataset: DatasetStore, server: tu
     for each in (quiet, dataset):
         register(each)
     partition, schema = dataset.partition(PARTITION), dataset.schema()
-    assert partition_run.run_partition(quiet.spec, partition, schema).ok
+    assert run.run_partition(quiet.spec, partition, schema).ok
     server[1].faults.every = 2
-    report = partition_run.run_partition(dataset.spec, partition, schema)
+    report = run.run_partition(dataset.spec, partition, schema)
     server[1].faults.every = 0
     assert report.failure is None
     assert report.marker == marker_of(dataset, PARTITION)
@@ -174,7 +175,7 @@ def test_two_hosts_publish_a_partition_once(dataset: DatasetStore) -> None:
         mine = DatasetStore(dataset.spec)
         together.wait()
         marker = at_work(publish.publish, mine, PARTITION)
-        publish.build_manifest(mine)
+        manifests.build_manifest(mine)
         return marker
 
     with ThreadPoolExecutor(2) as hosts:

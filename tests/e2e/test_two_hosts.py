@@ -15,12 +15,11 @@ pytestmark = [
 
 KEY = "001"
 SECONDS = 12.0  # that the first host takes: the second one has started by then
-SHORT = (
-    "from mm_assets.pipeline import leases; leases.LEASE_SECONDS = 9.0\n"  # of 45; renewed by a host that takes longer
-)
+# Of 45 seconds; it is renewed by a host that takes longer.
+SHORT = "from mm_assets.pipeline.state import leases; leases.LEASE_SECONDS = 9.0\n"
 NONE = """
 import contextlib
-from mm_assets.pipeline.leases import Leases
+from mm_assets.pipeline.state.leases import Leases
 Leases.held = lambda self, name: contextlib.nullcontext()
 """
 

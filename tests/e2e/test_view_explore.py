@@ -15,11 +15,11 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 
 from ..pipeline.chain import declare, run_chain
+from ..pipeline.explore.test_diff import again
 from ..pipeline.shards import make_shard, png
-from ..pipeline.test_versions import again
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts"

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 
 from ..pipeline.chain import declare, run_chain
+from ..pipeline.explore.test_diff import again
 from ..pipeline.shards import make_shard, png
-from ..pipeline.test_versions import again
 from .test_view import browse, needs_browser, until
 
 __all__ = ["browse"]

@@ -12,7 +12,7 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 
 STAGES = [stage.name for stage in CHAIN if stage.name != "manifest"]
 

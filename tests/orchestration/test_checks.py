@@ -11,9 +11,9 @@ from mm_assets.checks.context import Outcome
 from mm_assets.orchestration.checks import check_specs, rules_of
 from mm_assets.orchestration.report import check_results
 from mm_assets.pipeline.chain import CHAIN, RECORDED_STAGES
-from mm_assets.pipeline.records import StageRecord
-from mm_assets.pipeline.run import StageResult
-from mm_assets.rows.preview import Preview
+from mm_assets.pipeline.partition.preview import Preview
+from mm_assets.pipeline.partition.stage_run import StageResult
+from mm_assets.pipeline.state.records import StageRecord
 
 from ..pipeline.chain import declare
 

@@ -9,9 +9,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
-from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
 
 
 def declared(root: str, shards: str, **settings: Any) -> DatasetSpec:

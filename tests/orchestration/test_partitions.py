@@ -9,9 +9,9 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from mm_assets.orchestration.partitions import add_partitions, shard_partitions
-from mm_assets.pipeline.records import Partition
-from mm_assets.pipeline.register import partition_key
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.records import Partition
+from mm_assets.pipeline.state.registration import partition_key
 
 
 def test_two_commands_may_add_partitions_at_once(tmp_path: Path) -> None:

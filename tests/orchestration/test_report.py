@@ -9,12 +9,12 @@ import dagster as dg
 import pytest
 
 from mm_assets.orchestration import report
-from mm_assets.pipeline import publish
-from mm_assets.pipeline.losses import Loss, LossTotal
-from mm_assets.pipeline.publish import ManifestReport
-from mm_assets.pipeline.records import StageFailure
-from mm_assets.pipeline.stages import StageResult
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.partition.stages import StageResult
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.losses import Loss, LossTotal
+from mm_assets.pipeline.state.manifests import ManifestReport
+from mm_assets.pipeline.state.records import StageFailure
 
 from ..pipeline.chain import declare, marker_of, run_chain
 from ..pipeline.shards import make_shard, png
@@ -40,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetStore, dict[s
     dataset, results = run_chain(declare(folder / "root", folder / "in", filters=filters))
     logger.removeHandler(handler)
     assert not lines
-    return dataset, results["a"], publish.build_manifest(dataset)
+    return dataset, results["a"], manifests.build_manifest(dataset)
 
 
 def events(made: tuple[DatasetStore, dict[str, StageResult], ManifestReport]) -> list[Any]:

@@ -7,9 +7,7 @@ import pytest
 from PIL import Image
 
 from mm_assets.orchestration.shown import MAX_INLINE, chart_value, counts_table, sample_value, text_table
-from mm_assets.rows.charts import Chart, drawn_bars
-from mm_assets.rows.preview import SampleView
-from mm_assets.rows.thumbnails import MAX_BYTES
+from mm_assets.pipeline.partition.preview import MAX_BYTES, Chart, SampleView, drawn_bars
 
 
 def length(text: str) -> int:

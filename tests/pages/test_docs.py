@@ -21,16 +21,16 @@ from mm_assets.packing.judge import MAX_SAMPLE_BYTES
 from mm_assets.packing.plan import Take
 from mm_assets.packing.presets import PRESETS, check_pack_config, choose_plan
 from mm_assets.packing.survey import MAX_GROUPS
-from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import PUBLISHED, TABLES
-from mm_assets.pipeline.register import group_shards, register
+from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import group_shards, register
 from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref
-from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
-from mm_assets.sources.samples import MODALITY_OF_EXTENSION
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, MODALITY_OF_EXTENSION
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import Listing, ShardFile
 
@@ -76,7 +76,7 @@ def make(root: Path, name: str, shards: Path, **settings: object) -> DatasetStor
             at_work(stage, dataset, partition.key)
         at_work(stages.packed, dataset, partition.key)
         at_work(publish.publish, dataset, partition.key)
-    publish.build_manifest(dataset)
+    manifests.build_manifest(dataset)
     return dataset
 
 

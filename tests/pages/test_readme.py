@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
 
 from ..pipeline.chain import at_work
 
@@ -29,7 +30,7 @@ def packed_demo(root: Path, name: str, shards: Path) -> None:
         for stage in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows, stages.packed):
             at_work(stage, dataset, key)
         at_work(publish.publish, dataset, key)
-    publish.build_manifest(dataset)
+    manifests.build_manifest(dataset)
 
 
 def test_the_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

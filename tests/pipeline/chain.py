@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.pending import Present, pending_partitions
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition import publish, stages
+from mm_assets.pipeline.partition.inputs import PartitionWork
+from mm_assets.pipeline.partition.stages import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.stages import StageResult
-from mm_assets.pipeline.store import DatasetStore
-from mm_assets.pipeline.work import PartitionWork
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import Present, pending_partitions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,7 +65,7 @@ def run_chain(spec: DatasetSpec) -> tuple[DatasetStore, dict[str, dict[str, Stag
     dataset = DatasetStore(spec)
     register(dataset)
     results = {key: run_partition(dataset, key) for key in dataset.partitions()}
-    report = publish.build_manifest(dataset)
+    report = manifests.build_manifest(dataset)
     assert not report.left_out
     assert pending_partitions(dataset) == []
     return dataset, results

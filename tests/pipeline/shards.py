@@ -17,7 +17,7 @@ from PIL import Image
 
 import mm_assets
 from mm_assets.pipeline.chain import PACKED_STAGES
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 
 Members = Mapping[str, object]
 

@@ -13,8 +13,8 @@ import pytest
 import mm_assets
 from mm_assets.fields import registry
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, RECORDED_STAGES, STAGE_OF_FILE, TABLES, Stage
+from mm_assets.pipeline.partition.stages import TABLE_STAGES
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.stages import TABLE_STAGES
 
 GOOD: dict[str, Any] = {"name": "docs", "shards": "shards/*.tar", "root": "/data"}
 EVERYTHING: dict[str, Any] = {
@@ -202,8 +202,8 @@ WORDS = re.compile(r"(rows|packed|published|manifest)(/|$)|packed_$")  # names t
 NAMES = re.compile(rf"\b({'|'.join(stage.name for stage in CHAIN if '_' in stage.name)})\b")
 QUOTED = re.compile(r"`[^`]*`")
 NO_STAGES = {
-    ("pipeline/publish.py", "rows"): "a count in a record and in a marker",
-    ("pipeline/stages.py", "rows"): "a count in a record",
+    ("pipeline/partition/publish.py", "rows"): "a count in a record and in a marker",
+    ("pipeline/partition/stages.py", "rows"): "a count in a record",
     ("orchestration/report.py", "rows"): "a heading",
     ("cli/plan.py", "rows"): "a heading",
     ("cli/run_summary.py", "rows"): "a heading",
@@ -212,11 +212,11 @@ NO_STAGES = {
     ("cli/add_stream.py", "manifest"): "a key of the JSON",
     ("cli/run.py", "manifest"): "a key of the JSON",
     ("cli/status.py", "packed"): "a kind of bytes",
-    ("pipeline/status.py", "packed"): "a kind of bytes",
-    ("pipeline/origin.py", "rows"): "a parameter of a query",
-    ("pipeline/versions.py", "rows"): "a kind of table in a cache",
-    ("pipeline/sandbox/queries.py", "rows"): "a key of an answer",
-    ("pipeline/sandbox/worker.py", "rows"): "a key of an answer",
+    ("pipeline/explore/status.py", "packed"): "a kind of bytes",
+    ("pipeline/explore/provenance.py", "rows"): "a parameter of a query",
+    ("pipeline/explore/diff.py", "rows"): "a kind of table in a cache",
+    ("pipeline/explore/sql.py", "rows"): "a key of an answer",
+    ("pipeline/explore/sql_worker.py", "rows"): "a key of an answer",
     ("cli/status.py", "published"): "a key of the JSON",
     ("cli/status.py", "manifest"): "a key of the JSON",
 }

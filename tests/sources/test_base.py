@@ -19,10 +19,11 @@ from PIL import Image
 
 import mm_assets
 from mm_assets.errors import ConfigError, ShardError
-from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
 from mm_assets.sources import Source
 from mm_assets.testing import SourceSuite
 
@@ -100,7 +101,7 @@ def test_a_user_source_goes_through_the_chain(tmp_path: Path, module: str) -> No
         assert result.outcomes, name
         assert all(outcome.passed for outcome in result.outcomes), name
     at_work(publish.publish, dataset, "part-0")
-    publish.build_manifest(dataset)
+    manifests.build_manifest(dataset)
     with mm_assets.open(dataset.store.path_of("manifest.json")) as packed:
         assert list(packed.sample_ids) == ["0", "1", "2"]
         images = [np.asarray(packed[k]["image"]) for k in range(3)]

@@ -20,10 +20,11 @@ from PIL import Image
 
 import mm_assets
 from mm_assets.errors import SourceError
-from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
 from mm_assets.sources.compressed import TooLargeError, content_name, decompress, is_compressed
 from mm_assets.sources.member import split_member_name
 from tests.sources.tars import build
@@ -101,7 +102,7 @@ def run(tmp_path: Path, files: list[tuple[str, bytes]], suffix: str = ".tar", **
     results += at_work(stages.packed, dataset, "s").values()
     assert [o.name for result in results for o in result.outcomes if not o.passed] == []
     at_work(publish.publish, dataset, "s")
-    publish.build_manifest(dataset)
+    manifests.build_manifest(dataset)
     return dataset
 
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mm_assets.pipeline import stages
-from mm_assets.pipeline.decide import decide_layout
-from mm_assets.pipeline.losses import losses
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition import stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.losses import losses
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.schema_inference import decide_layout
 from mm_assets.rows.schema import MemberRules
 from mm_assets.sources.encodings import Decoded, decode, is_encoding, text_in
 from mm_assets.sources.samples import ShardMembers

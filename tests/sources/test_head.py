@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mm_assets.errors import ShardError
-from mm_assets.pipeline import stages
-from mm_assets.pipeline.register import register
+from mm_assets.pipeline.partition import stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
 from mm_assets.rows.base import row_sources
 from mm_assets.sources.head import foreign_file
 from mm_assets.sources.tar import TarSource

@@ -23,7 +23,7 @@ from PIL import Image
 
 import mm_assets
 from mm_assets.errors import ShardError, SourceError
-from mm_assets.pipeline.losses import losses
+from mm_assets.pipeline.state.losses import losses
 from mm_assets.rows.base import row_sources, shard_suffixes
 from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.from_members import MemberRows

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.view import open_backend
 
 from ..pipeline.chain import declare, run_chain
+from ..pipeline.explore.test_diff import again
 from ..pipeline.shards import make_shard, png
-from ..pipeline.test_versions import again
 from .conftest import client_of
 
 WIDTHS = {"a": (4, 16, 6, 20), "b": (24, 28)}

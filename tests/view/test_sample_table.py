@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import mm_assets
+from mm_assets import Dataset
 from mm_assets.errors import SourceError
 from mm_assets.fields import ImageField, ScalarField, TextField
 from mm_assets.view import sample_table
@@ -133,13 +134,13 @@ def test_a_shard_has_no_columns(tmp_path: Path, view: Open, packed: Path) -> Non
 def test_only_columns_that_are_named_are_scanned(scored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A question scans what it names, once; one that names less asks the same file."""
     scanned: list[list[str]] = []
-    scan = sample_table.scan_columns
+    scan = Dataset.scan_columns
 
-    def noting(dataset: mm_assets.Dataset, names: list[str]) -> object:
+    def noting(dataset: Dataset, names: list[str]) -> object:
         scanned.append(sorted(names))
         return scan(dataset, names)
 
-    monkeypatch.setattr(sample_table, "scan_columns", noting)
+    monkeypatch.setattr(Dataset, "scan_columns", noting)
     with mm_assets.open(scored) as dataset:
         table = SampleTable(dataset)
         assert len(table.select("Size_Text > 3", "score.value", "asc", 0, 50).rows) == 7
@@ -152,8 +153,8 @@ def test_a_scan_that_takes_too_long_says_so(scored: Path, monkeypatch: pytest.Mo
     """Beyond its time a question ends with how far it came."""
     monkeypatch.setattr(sample_table, "SCAN_SECONDS", -1.0)
     with mm_assets.open(scored) as dataset:
-        blocks = [block.slice(start, 6) for block in sample_table.scan_columns(dataset, ["index"]) for start in (0, 6)]
-        monkeypatch.setattr(sample_table, "scan_columns", lambda *_: iter(blocks))
+        blocks = [block.slice(start, 6) for block in dataset.scan_columns(["index"]) for start in (0, 6)]
+        monkeypatch.setattr(Dataset, "scan_columns", lambda *_: iter(blocks))
         table = SampleTable(dataset)
         with pytest.raises(SourceError, match="6 of 12 samples"):
             table.select("", "index", "asc", 0, 5)

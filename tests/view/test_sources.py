@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 import mm_assets
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.fields import TextField
-from mm_assets.pipeline.register import register
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
 from mm_assets.storage.files import SourceFile
 from mm_assets.view import open_backend
 from mm_assets.view.backends import folder, references

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mm_assets.display import Item
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, PUBLISHED, ROWS
-from mm_assets.pipeline.markers import Markers
-from mm_assets.pipeline.records import Partition
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import WITHDRAWN, DatasetStore
+from mm_assets.pipeline.state.folder import WITHDRAWN, DatasetStore
+from mm_assets.pipeline.state.markers import Markers
+from mm_assets.pipeline.state.records import Partition
 from mm_assets.storage.files import SourceFile
 from mm_assets.view.backends.base import Backend, Entry, NoSampleError, Picture
 from mm_assets.view.backends.container import ContainerBackend

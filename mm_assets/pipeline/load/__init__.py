@@ -1,0 +1,1 @@
+"""Many partitions, run by an engine."""

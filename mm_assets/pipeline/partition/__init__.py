@@ -1,0 +1,1 @@
+"""One partition, from its shards to its marker."""
