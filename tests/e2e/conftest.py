@@ -2,22 +2,20 @@
 
 import os
 import shutil
-import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
 
 from mm_assets.orchestration.launch import declared_datasets
 from mm_assets.pipeline.spec import DatasetSpec
 
 from ..s3_server import ServerApart
+from .databases import instance as instance
+from .databases import new_databases as new_databases
 from .ray_cluster import RayCluster, can_isolate
 from .warm import WarmCommands
 
@@ -47,32 +45,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def declared() -> dict[str, DatasetSpec]:
     """The demo datasets, loaded once: Dagster remembers instances that tests have closed."""
     return declared_datasets("demo_project")
-
-
-@event.listens_for(Engine, "connect")
-def _no_fsync(connection: Any, record: object) -> None:
-    """Has SQLite in this process not wait for the disk: a test outlives processes, and no loss of power."""
-    if isinstance(connection, sqlite3.Connection):
-        connection.execute("pragma synchronous = off")
-
-
-@pytest.fixture(scope="session")
-def new_databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The databases of an instance in which nothing has happened: making them takes a quarter of a second each time."""
-    home = tmp_path_factory.mktemp("instance")
-    (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-    with dg.DagsterInstance.from_config(str(home)):
-        pass
-    (home / "dagster.yaml").unlink()
-    return home
-
-
-@pytest.fixture
-def instance(dagster_home: Path, new_databases: Path) -> Iterator[dg.DagsterInstance]:
-    """The instance that `dagster_home` holds."""
-    shutil.copytree(new_databases, dagster_home, dirs_exist_ok=True)
-    with dg.DagsterInstance.get() as opened:
-        yield opened
 
 
 @pytest.fixture

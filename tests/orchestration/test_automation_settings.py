@@ -47,22 +47,21 @@ def test_conditions_are_of_all_stages_of_a_partition(automation: str, condition:
             assert given == (None if name in ("manifest", "shards") else condition), name
 
 
-def test_a_new_partition_is_requested(tmp_path: Path, dagster_home: Path, demo_shards: Path) -> None:
+def test_a_new_partition_is_requested(tmp_path: Path, instance: dg.DagsterInstance, demo_shards: Path) -> None:
     """Dagster's automation asks for a partition that was added once."""
     spec = declared(root=str(tmp_path), shards=str(demo_shards / "captions-*.tar"), automation="eager")
     definitions = build_definitions(spec)
-    with dg.DagsterInstance.get() as instance:
-        first = dg.evaluate_automation_conditions(definitions, instance)
-        instance.add_dynamic_partitions("web_shards", ["captions-00000"])
-        second = dg.evaluate_automation_conditions(definitions, instance, cursor=first.cursor)
-        raw = dg.AssetKey(["web", "raw_shards"])
-        assert first.get_requested_partitions(raw) == set()
-        assert second.get_requested_partitions(raw) == {"captions-00000"}
-        third = dg.evaluate_automation_conditions(definitions, instance, cursor=second.cursor)
-        assert third.get_requested_partitions(raw) == set()
+    first = dg.evaluate_automation_conditions(definitions, instance)
+    instance.add_dynamic_partitions("web_shards", ["captions-00000"])
+    second = dg.evaluate_automation_conditions(definitions, instance, cursor=first.cursor)
+    raw = dg.AssetKey(["web", "raw_shards"])
+    assert first.get_requested_partitions(raw) == set()
+    assert second.get_requested_partitions(raw) == {"captions-00000"}
+    third = dg.evaluate_automation_conditions(definitions, instance, cursor=second.cursor)
+    assert third.get_requested_partitions(raw) == set()
 
 
-def test_a_changed_shard_is_requested_again(tmp_path: Path, dagster_home: Path, demo_shards: Path) -> None:
+def test_a_changed_shard_is_requested_again(tmp_path: Path, instance: dg.DagsterInstance, demo_shards: Path) -> None:
     """Once other bytes of a shard are registered, Dagster's automation asks for its partition, once, and no other."""
     names = ("captions-00000", "captions-00001")
     for name in names:
@@ -87,17 +86,16 @@ def test_a_changed_shard_is_requested_again(tmp_path: Path, dagster_home: Path, 
             assert job.execute_in_process(instance=instance, partition_key=name).success
         return by_stage
 
-    with dg.DagsterInstance.get() as instance:
-        assert requested() == {}
-        register_dataset(instance, dataset)
-        assert requested() == {stage: set(names) for stage in STAGES}
-        assert requested() == {}
-        register_dataset(instance, dataset)
-        assert requested() == {}, "nothing changed"
-        shutil.copy(demo_shards / "docs-00000.tar", tmp_path / "captions-00001.tar")
-        register_dataset(instance, dataset)
-        assert requested() == {stage: {"captions-00001"} for stage in STAGES}
-        assert requested() == {}
+    assert requested() == {}
+    register_dataset(instance, dataset)
+    assert requested() == {stage: set(names) for stage in STAGES}
+    assert requested() == {}
+    register_dataset(instance, dataset)
+    assert requested() == {}, "nothing changed"
+    shutil.copy(demo_shards / "docs-00000.tar", tmp_path / "captions-00001.tar")
+    register_dataset(instance, dataset)
+    assert requested() == {stage: {"captions-00001"} for stage in STAGES}
+    assert requested() == {}
 
 
 def test_freshness_is_of_the_manifest() -> None:

@@ -93,20 +93,19 @@ def test_what_registration_decided_is_known(tmp_path: Path, demo_shards: Path) -
 
 
 def test_what_was_decided_is_known_of_a_remote_root(
-    tmp_path: Path, dagster_home: Path, demo_shards: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, instance: dg.DagsterInstance, demo_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Columns that nothing declares are known once a remote dataset is registered; loading makes no request."""
     spec = declared(f"memory://{tmp_path.name}", str(demo_shards / "captions-*.tar"))
     assert "caption" not in columns(spec, "rows")
-    with dg.DagsterInstance.get() as instance:
-        register_dataset(instance, DatasetStore(spec))
-        made = []
-        monkeypatch.setattr(MemoryFileSystem, "_open", lambda _, path, *rest, **more: made.append(path))
-        monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda _, path, *rest, **more: made.append(path))
-        assert origin(spec, "rows", "caption") == [("shards", "caption")]
-        assert columns(spec, "shards")["caption"] == "string"
-        assert "caption" not in columns(declared("memory://elsewhere", spec.shards), "rows")
-        assert made == []
+    register_dataset(instance, DatasetStore(spec))
+    made = []
+    monkeypatch.setattr(MemoryFileSystem, "_open", lambda _, path, *rest, **more: made.append(path))
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda _, path, *rest, **more: made.append(path))
+    assert origin(spec, "rows", "caption") == [("shards", "caption")]
+    assert columns(spec, "shards")["caption"] == "string"
+    assert "caption" not in columns(declared("memory://elsewhere", spec.shards), "rows")
+    assert made == []
 
 
 def test_the_place_of_the_data_is_shown() -> None:
