@@ -14,6 +14,8 @@ from mm_assets.orchestration.launch import declared_datasets
 from mm_assets.pipeline.spec import DatasetSpec
 
 from ..s3_server import ServerApart
+from .browser import browse as browse
+from .browser import browser as browser
 from .databases import instance as instance
 from .databases import new_databases as new_databases
 from .ray_cluster import RayCluster, can_isolate

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -12,22 +11,19 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mm_assets.orchestration.checks import rules_of
 from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset
 from mm_assets.pipeline.state.folder import DatasetStore
 
 from ..pipeline.chain import marker_of
+from .browser import ARGUMENTS, CHROMIUM, needs_browser
 from .test_daemon import WAIT, process_group, wait_for
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 JOB = "/locations/demo_project/jobs/captions_pack"
 RUNS = "{ runsOrError { ... on Runs { results { status } } } }"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the UI is not looked at")
+pytestmark = needs_browser
 
 
 def free_port() -> int:

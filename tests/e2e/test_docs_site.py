@@ -4,14 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .test_browser import ARGUMENTS, CHROMIUM
+from .browser import needs_browser
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the site is not looked at")
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -24,32 +25,27 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_site_works_from_its_folder(site: Path) -> None:
+def test_the_site_works_from_its_folder(site: Path, browser: Any) -> None:
     """Search finds a section and leads to it; pictures load; nothing is asked of another host or logged as an error."""
-    from playwright.sync_api import sync_playwright
-
     requests: list[str] = []
     errors: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.set_default_timeout(60_000)
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto((site / "index.html").as_uri())
-        page.get_by_role("textbox", name="Search").first.click()
-        page.keyboard.type("locate credentials")
-        found = page.locator(".md-search-result__link").filter(has_text="Troubleshooting").first
-        found.click()
-        page.wait_for_url("**/how-to/troubleshooting.html*")
-        page.goto((site / "quick-start.html").as_uri())
-        picture = page.get_by_alt_text("24 drawings of the demo dataset in three rows")
-        picture.scroll_into_view_if_needed()
-        page.wait_for_function("image => image.complete && image.naturalWidth > 0", arg=picture.element_handle())
-        page.set_viewport_size({"width": 400, "height": 800})
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        browser.close()
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.set_default_timeout(60_000)
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((site / "index.html").as_uri())
+    page.get_by_role("textbox", name="Search").first.click()
+    page.keyboard.type("locate credentials")
+    found = page.locator(".md-search-result__link").filter(has_text="Troubleshooting").first
+    found.click()
+    page.wait_for_url("**/how-to/troubleshooting.html*")
+    page.goto((site / "quick-start.html").as_uri())
+    picture = page.get_by_alt_text("24 drawings of the demo dataset in three rows")
+    picture.scroll_into_view_if_needed()
+    page.wait_for_function("image => image.complete && image.naturalWidth > 0", arg=picture.element_handle())
+    page.set_viewport_size({"width": 400, "height": 800})
+    wide = page.evaluate("document.documentElement.scrollWidth")
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
     assert errors == []
     assert wide <= 400

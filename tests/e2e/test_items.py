@@ -4,8 +4,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from mm_assets.fields import SyncedVideoAudioField, TimedTextField, TimeSeriesFi
 from ..display.test_values import CASES, SCRIPT
 from ..fields.clips import clip_file, ramp
 from ..media.subtitled import subtitled
-from .test_browser import ARGUMENTS, CHROMIUM
-from .test_view import PATIENCE, until, viewer
+from .browser import needs_browser, until
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: items are not drawn")
+pytestmark = needs_browser
 
 # VP8 and Opus: every build of a browser plays them.
 FILM = clip_file(
@@ -44,134 +42,124 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@contextmanager
-def opened(path: Path, index: int, *, width: int = 1400, scheme: str = "light") -> Iterator[Any]:
-    """A sample's page; what the browser complains about fails the test."""
-    from playwright.sync_api import sync_playwright
+@pytest.fixture
+def draw(browse: Callable[..., Any]) -> Callable[..., Any]:
+    """Opens the page of a sample; what the browser complains about fails the test."""
 
-    complaints: list[str] = []
-    with viewer(path) as (url, _), sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page.set_default_timeout(PATIENCE)
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("response", lambda answer: complaints.append(answer.url) if answer.status >= 400 else None)
-        page.goto(url)
+    def open_sample(path: Path, index: int, **options: Any) -> Any:
+        page = browse(path, **options)
         page.locator(".card").first.wait_for()
-        page.goto(f"{url.partition('?')[0]}?n={index}")
+        page.goto(f"/?n={index}")
         page.locator(".mm-item").first.wait_for(state="attached")
-        yield page
-        browser.close()
-    assert complaints == []
+        return page
+
+    return open_sample
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
-def test_every_kind_is_drawn(packed: Path, width: int, scheme: str) -> None:
+def test_every_kind_is_drawn(packed: Path, draw: Callable[..., Any], width: int, scheme: str) -> None:
     """A sample with a modality of each kind is drawn without a complaint, within the width of the screen."""
-    with opened(packed, 0, width=width, scheme=scheme) as page:
-        until(page, f"document.querySelectorAll('.mm-item').length >= {len(CASES)}")
-        until(page, "[...document.images].filter((one) => one.loading !== 'lazy').every((one) => one.complete)")
-        found = page.evaluate(
-            "Object.fromEntries([...document.querySelectorAll('section.item')].map((one) => [one.dataset.name,"
-            " one.querySelector('.mm-item')?.className ?? one.dataset.kind]))"
-        )
-        for name, (_, _, kind) in CASES.items():
-            if "video" not in name:
-                assert kind in found[re.sub(r"\W+", "_", name)], (name, found)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.locator(".mm-failure").all_inner_texts() == []
-        assert page.evaluate("document.querySelectorAll('script:not([src])').length") == 0
-        unnamed = page.evaluate(
-            "[...document.querySelectorAll('.mm-item button, .mm-item [tabindex], .mm-item input, .mm-item audio')]"
-            ".filter((one) => !(one.ariaLabel || one.textContent.trim() || one.labels?.length))"
-            ".map((one) => one.outerHTML)"
-        )
-        assert unnamed == []
+    page = draw(packed, 0, width=width, scheme=scheme)
+    until(page, f"document.querySelectorAll('.mm-item').length >= {len(CASES)}")
+    until(page, "[...document.images].filter((one) => one.loading !== 'lazy').every((one) => one.complete)")
+    found = page.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('section.item')].map((one) => [one.dataset.name,"
+        " one.querySelector('.mm-item')?.className ?? one.dataset.kind]))"
+    )
+    for name, (_, _, kind) in CASES.items():
+        if "video" not in name:
+            assert kind in found[re.sub(r"\W+", "_", name)], (name, found)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".mm-failure").all_inner_texts() == []
+    assert page.evaluate("document.querySelectorAll('script:not([src])').length") == 0
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('.mm-item button, .mm-item [tabindex], .mm-item input, .mm-item audio')]"
+        ".filter((one) => !(one.ariaLabel || one.textContent.trim() || one.labels?.length))"
+        ".map((one) => one.outerHTML)"
+    )
+    assert unnamed == []
 
 
-def test_pictures_are_enlarged_and_frames_turned(packed: Path) -> None:
+def test_pictures_are_enlarged_and_frames_turned(packed: Path, draw: Callable[..., Any]) -> None:
     """A small picture is drawn larger; the keys + and 0 enlarge it and fit it, a click too; a slider turns frames."""
-    with opened(packed, 0) as page:
-        image = page.locator("section[data-name=image]")
-        image.locator("img").scroll_into_view_if_needed()
-        until(page, "document.querySelector('section[data-name=image] img').complete")
-        drawn, stored = image.locator("img").evaluate("picture => [picture.clientWidth, picture.naturalWidth]")
-        assert (drawn, stored) == (256, 64)
-        image.locator(".mm-zoom").focus()
-        page.keyboard.press("+")
-        assert image.locator(".mm-level").inner_text() == "600 %", "one and a half times as large as it was"
-        page.keyboard.press("0")
-        assert image.locator(".mm-level").inner_text() == "fit"
-        image.locator("img").click()
-        assert image.locator(".mm-level").inner_text() != "fit"
-        frames = page.locator("section[data-name=images]")
-        before = frames.locator("img").get_attribute("src")
-        frames.get_by_role("button", name="The next one").click()
-        assert frames.locator(".mm-level").last.inner_text() == "2 of 2"
-        assert frames.locator("img").get_attribute("src") != before
-        document = page.locator("section[data-name=document]")
-        document.get_by_text("Labels", exact=True).click()
-        assert document.locator(".mm-box-label:visible").all_inner_texts() == ["question", "answer"]
-        assert document.locator(".mm-links line").count() == 1
+    page = draw(packed, 0)
+    image = page.locator("section[data-name=image]")
+    image.locator("img").scroll_into_view_if_needed()
+    until(page, "document.querySelector('section[data-name=image] img').complete")
+    drawn, stored = image.locator("img").evaluate("picture => [picture.clientWidth, picture.naturalWidth]")
+    assert (drawn, stored) == (256, 64)
+    image.locator(".mm-zoom").focus()
+    page.keyboard.press("+")
+    assert image.locator(".mm-level").inner_text() == "600 %", "one and a half times as large as it was"
+    page.keyboard.press("0")
+    assert image.locator(".mm-level").inner_text() == "fit"
+    image.locator("img").click()
+    assert image.locator(".mm-level").inner_text() != "fit"
+    frames = page.locator("section[data-name=images]")
+    before = frames.locator("img").get_attribute("src")
+    frames.get_by_role("button", name="The next one").click()
+    assert frames.locator(".mm-level").last.inner_text() == "2 of 2"
+    assert frames.locator("img").get_attribute("src") != before
+    document = page.locator("section[data-name=document]")
+    document.get_by_text("Labels", exact=True).click()
+    assert document.locator(".mm-box-label:visible").all_inner_texts() == ["question", "answer"]
+    assert document.locator(".mm-links line").count() == 1
 
 
-def test_words_plots_and_film_share_a_clock(packed: Path) -> None:
+def test_words_plots_and_film_share_a_clock(packed: Path, draw: Callable[..., Any]) -> None:
     """A word, a point of a plot and a frame of the strip seek the film, and a film that plays lights up its words."""
-    with opened(packed, 1) as page:
-        at = "document.querySelector('video').currentTime"
-        until(page, "document.querySelector('video').readyState > 0")
-        page.locator(".mm-word").nth(2).click()
-        until(page, f"Math.abs({at} - 2) < 0.1")
-        until(page, "document.querySelector('.mm-word.mm-now')?.textContent === 'third'")
-        page.locator("section[data-name=pose] .mm-timeline").focus()
-        page.keyboard.press("Home")
-        until(page, f"{at} < 0.1")
-        page.keyboard.press("PageDown")
-        until(page, f"Math.abs({at} - 0.299) < 0.05")
-        page.locator(".mm-thumb").nth(5).click()
-        until(page, f"{at} > 1.5")
-        page.get_by_role("button", name="Plot all 12 channels").click()
-        assert page.locator("section[data-name=pose] canvas").evaluate("(one) => one.clientHeight") > 700
-        page.locator(".mm-word").nth(0).click()
-        page.evaluate("(() => { const film = document.querySelector('video'); film.muted = true; film.play(); })()")
-        until(page, f"{at} > 1.05")
-        until(page, f"document.querySelector('.mm-word.mm-now')?.textContent === {SCRIPT!r}")
-        assert page.evaluate("document.querySelector('video').textTracks[0].label") == "subtitles"
+    page = draw(packed, 1)
+    at = "document.querySelector('video').currentTime"
+    until(page, "document.querySelector('video').readyState > 0")
+    page.locator(".mm-word").nth(2).click()
+    until(page, f"Math.abs({at} - 2) < 0.1")
+    until(page, "document.querySelector('.mm-word.mm-now')?.textContent === 'third'")
+    page.locator("section[data-name=pose] .mm-timeline").focus()
+    page.keyboard.press("Home")
+    until(page, f"{at} < 0.1")
+    page.keyboard.press("PageDown")
+    until(page, f"Math.abs({at} - 0.299) < 0.05")
+    page.locator(".mm-thumb").nth(5).click()
+    until(page, f"{at} > 1.5")
+    page.get_by_role("button", name="Plot all 12 channels").click()
+    assert page.locator("section[data-name=pose] canvas").evaluate("(one) => one.clientHeight") > 700
+    page.locator(".mm-word").nth(0).click()
+    page.evaluate("(() => { const film = document.querySelector('video'); film.muted = true; film.play(); })()")
+    until(page, f"{at} > 1.05")
+    until(page, f"document.querySelector('.mm-word.mm-now')?.textContent === {SCRIPT!r}")
+    assert page.evaluate("document.querySelector('video').textTracks[0].label") == "subtitles"
 
 
-def test_sound_plays_with_its_waveform(packed: Path) -> None:
+def test_sound_plays_with_its_waveform(packed: Path, draw: Callable[..., Any]) -> None:
     """A recording's waveform is drawn, and its keys move the player."""
-    with opened(packed, 0) as page:
-        sound = page.locator("section[data-name=audio]")
-        sound.locator(".mm-timeline").scroll_into_view_if_needed()
-        until(page, "document.querySelector('section[data-name=audio] audio').readyState > 0")
-        drawn = (
-            "(() => { const one = document.querySelector('section[data-name=audio] canvas');"
-            " return one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some((byte) => byte); })()"
-        )
-        until(page, drawn)
-        sound.locator(".mm-timeline").focus()
-        page.keyboard.press("PageDown")
-        until(page, "Math.abs(document.querySelector('section[data-name=audio] audio').currentTime - 0.1) < 0.02")
+    page = draw(packed, 0)
+    sound = page.locator("section[data-name=audio]")
+    sound.locator(".mm-timeline").scroll_into_view_if_needed()
+    until(page, "document.querySelector('section[data-name=audio] audio').readyState > 0")
+    drawn = (
+        "(() => { const one = document.querySelector('section[data-name=audio] canvas');"
+        " return one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some((byte) => byte); })()"
+    )
+    until(page, drawn)
+    sound.locator(".mm-timeline").focus()
+    page.keyboard.press("PageDown")
+    until(page, "Math.abs(document.querySelector('section[data-name=audio] audio').currentTime - 0.1) < 0.02")
 
 
-def test_notes_are_heard(packed: Path) -> None:
+def test_notes_are_heard(packed: Path, draw: Callable[..., Any]) -> None:
     """The notes of a MIDI file play as tones, and the playhead of the piano roll moves with them."""
-    with opened(packed, 0) as page:
-        notes = page.locator("section[data-name=MIDI]")
-        notes.get_by_role("button", name="Play the notes").click()
-        position = (
-            "Number(document.querySelector('section[data-name=MIDI] .mm-timeline').getAttribute('aria-valuenow'))"
-        )
-        until(page, f"{position} > 0.3")
-        notes.get_by_role("button", name="Play the notes").click()
-        stopped = page.evaluate(position)
-        page.wait_for_timeout(300)
-        assert page.evaluate(position) == stopped
+    page = draw(packed, 0)
+    notes = page.locator("section[data-name=MIDI]")
+    notes.get_by_role("button", name="Play the notes").click()
+    position = "Number(document.querySelector('section[data-name=MIDI] .mm-timeline').getAttribute('aria-valuenow'))"
+    until(page, f"{position} > 0.3")
+    notes.get_by_role("button", name="Play the notes").click()
+    stopped = page.evaluate(position)
+    page.wait_for_timeout(300)
+    assert page.evaluate(position) == stopped
 
 
-def test_subtitles_in_a_file_are_shown_with_it(tmp_path: Path) -> None:
+def test_subtitles_in_a_file_are_shown_with_it(tmp_path: Path, draw: Callable[..., Any]) -> None:
     """A film's own track is chosen in its player, and its cue is active where the film is."""
     cues = [(0, 900, "one"), (1000, 900, "2 &lt; 3")]
     film = subtitled("webm", "webvtt", [("eng", cues), ("deu", cues[:1])], video="libvpx")
@@ -179,34 +167,34 @@ def test_subtitles_in_a_file_are_shown_with_it(tmp_path: Path) -> None:
         member = tarfile.TarInfo("a.webm")
         member.size = len(film)
         tar.addfile(member, io.BytesIO(film))
-    with opened(tmp_path / "films.tar", 0) as page:
-        until(page, "document.querySelector('video')?.textTracks[0]?.cues?.length === 2")
-        facts = "[...document.querySelector('video').textTracks].map((one) => [one.label, one.language, one.mode])"
-        tracks = page.evaluate(facts)
-        assert tracks == [["eng", "eng", "showing"], ["deu", "deu", "disabled"]]
-        page.evaluate("document.querySelector('video').currentTime = 1.5")
-        until(page, "document.querySelector('video').textTracks[0].activeCues?.length === 1")
-        cue = "document.querySelector('video').textTracks[0].activeCues[0].getCueAsHTML().textContent"
-        assert page.evaluate(cue) == "2 < 3"
+    page = draw(tmp_path / "films.tar", 0)
+    until(page, "document.querySelector('video')?.textTracks[0]?.cues?.length === 2")
+    facts = "[...document.querySelector('video').textTracks].map((one) => [one.label, one.language, one.mode])"
+    tracks = page.evaluate(facts)
+    assert tracks == [["eng", "eng", "showing"], ["deu", "deu", "disabled"]]
+    page.evaluate("document.querySelector('video').currentTime = 1.5")
+    until(page, "document.querySelector('video').textTracks[0].activeCues?.length === 1")
+    cue = "document.querySelector('video').textTracks[0].activeCues[0].getCueAsHTML().textContent"
+    assert page.evaluate(cue) == "2 < 3"
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-def test_token_ids_are_counted(tmp_path: Path, width: int) -> None:
+def test_token_ids_are_counted(tmp_path: Path, draw: Callable[..., Any], width: int) -> None:
     """The ids of a table's column wrap, and by the keyboard their counts are opened: a histogram and a list."""
     ids = [7] * 30 + [50_000, *range(200)]
     (tmp_path / "tokens.jsonl").write_text(json.dumps({"sample_id": "a", "input_ids": ids}))
-    with opened(tmp_path / "tokens.jsonl", 0, width=width, scheme="dark") as page:
-        section = page.locator("section[data-kind=tokens]")
-        assert section.locator(".mm-ids li").count() == len(ids)
-        section.locator("summary").focus()
-        page.keyboard.press("Enter")
-        drawn = (
-            "(() => { const one = document.querySelector('.mm-histogram canvas');"
-            " return one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some((byte) => byte); })()"
-        )
-        until(page, "document.querySelector('.mm-histogram canvas').height === 64")  # it has its size when it is drawn
-        assert page.evaluate(drawn)
-        assert section.get_by_role("img").get_attribute("aria-label").startswith("Tokens by id, from 0 to 50000")
-        assert section.locator("tbody tr").first.inner_text().split() == ["7", "31"]
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert section.locator("details").bounding_box()["width"] > 300
+    page = draw(tmp_path / "tokens.jsonl", 0, width=width, scheme="dark")
+    section = page.locator("section[data-kind=tokens]")
+    assert section.locator(".mm-ids li").count() == len(ids)
+    section.locator("summary").focus()
+    page.keyboard.press("Enter")
+    drawn = (
+        "(() => { const one = document.querySelector('.mm-histogram canvas');"
+        " return one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some((byte) => byte); })()"
+    )
+    until(page, "document.querySelector('.mm-histogram canvas').height === 64")  # it has its size when it is drawn
+    assert page.evaluate(drawn)
+    assert section.get_by_role("img").get_attribute("aria-label").startswith("Tokens by id, from 0 to 50000")
+    assert section.locator("tbody tr").first.inner_text().split() == ["7", "31"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert section.locator("details").bounding_box()["width"] > 300

@@ -10,7 +10,7 @@ import tarfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,10 @@ import mm_assets
 from mm_assets.fields import ImageField, TextField
 
 from ..pipeline.chain import declare, run_chain
-from .test_browser import ARGUMENTS, CHROMIUM
+from .browser import PATIENCE, needs_browser, until
 
 COMMAND = [sys.executable, "-c", "from mm_assets.cli.main import main; main()", "view"]
-PATIENCE = 60_000  # milliseconds, of a busy machine
 HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
-
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the viewer is not looked at")
 
 
 @contextmanager
@@ -52,53 +49,17 @@ def viewer(*locations: Path | str) -> Iterator[tuple[str, subprocess.Popen[str]]
         process.communicate(timeout=60)
 
 
-@pytest.fixture
-def packed(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A MULT file of 130 samples with hostile ids and captions; every second has a picture."""
     import numpy as np
 
-    path = tmp_path / "pairs.mult"
+    path = tmp_path_factory.mktemp("packed") / "pairs.mult"
     with mm_assets.create(path, {"image": ImageField(encoding="png"), "caption": TextField()}) as writer:
         for n in range(130):
             image = np.full((30, 40, 3), n, np.uint8) if n % 2 == 0 else None
             writer.write(f"id-{n:03} {HOSTILE}", {"image": image, "caption": f"caption {n} {HOSTILE}"})
     return path
-
-
-@pytest.fixture
-def browse() -> Iterator[Callable[..., Any]]:
-    """Opens locations in a viewer and its page in a browser; what the browser complains about fails the test."""
-    from playwright.sync_api import sync_playwright
-
-    complaints: list[str] = []
-    with ExitStack() as viewers, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-
-        def open_page(location: Path | str, width: int = 1400, height: int = 900, *, scheme: str = "light") -> Any:
-            url, _ = viewers.enter_context(viewer(location))
-            context = browser.new_context(
-                viewport={"width": width, "height": height}, color_scheme=scheme, base_url=url.partition("?")[0]
-            )
-            page = context.new_page()
-            page.set_default_timeout(PATIENCE)
-            page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
-            page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.on("response", lambda answer: complaints.append(answer.url) if answer.status >= 400 else None)
-            page.goto(url)
-            page.wait_for_url(lambda found: "t=" not in found)  # the token is a cookie then
-            return page
-
-        yield open_page
-        browser.close()  # before the viewers, whose answers its pages may wait for
-    assert complaints == []
-
-
-def until(page: Any, condition: str) -> None:
-    """Waits for a condition of the page; Playwright's own way evaluates text in it, which the page's policy forbids."""
-    ends = time.monotonic() + PATIENCE / 1000
-    while not page.evaluate(condition):
-        assert time.monotonic() < ends, condition
-        page.wait_for_timeout(50)
 
 
 def focused_index(page: Any) -> str | None:
@@ -220,8 +181,7 @@ def test_transparent_drawings_are_seen_on_light_and_dark_pages(
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [400, 1400])
-def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any], width: int) -> None:
+def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any]) -> None:
     """A version that is published meanwhile is said without moving anything, and shown only when it is asked for."""
     (tmp_path / "in").mkdir()
 
@@ -234,26 +194,29 @@ def test_a_newer_version_is_offered(tmp_path: Path, browse: Callable[..., Any], 
         run_chain(declare(tmp_path / "root", tmp_path / "in"))
 
     publish("a")
-    page = browse(tmp_path / "root" / "data", width)
-    page.locator(".card").nth(1).wait_for()
-    before = page.locator(".grid").bounding_box()
+    pages = [browse(tmp_path / "root" / "data", width) for width in (400, 1400)]
+    boxes = []
+    for page in pages:
+        page.locator(".card").nth(1).wait_for()
+        boxes.append(page.locator(".grid").bounding_box())
     publish("b")
     page.wait_for_timeout(5500)  # for which the server uses what it knows
-    page.reload()
-    offer = page.get_by_role("link", name="Show the newest")
-    offer.wait_for()
-    assert page.locator(".card").count() == 2
-    assert page.locator(".grid").bounding_box() == before
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    offer.focus()
-    page.keyboard.press("Enter")
-    page.locator(".card").nth(3).wait_for()
-    assert page.locator("#newer").count() == 0
-    page.locator(".card").nth(3).click()
-    page.get_by_role("heading", name="b2").wait_for()
-    page.go_back()
-    page.go_back()
-    until(page, "document.querySelectorAll('.card').length === 2")
+    for page, before in zip(pages, boxes, strict=True):
+        page.reload()
+        offer = page.get_by_role("link", name="Show the newest")
+        offer.wait_for()
+        assert page.locator(".card").count() == 2
+        assert page.locator(".grid").bounding_box() == before
+        assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+        offer.focus()
+        page.keyboard.press("Enter")
+        page.locator(".card").nth(3).wait_for()
+        assert page.locator("#newer").count() == 0
+        page.locator(".card").nth(3).click()
+        page.get_by_role("heading", name="b2").wait_for()
+        page.go_back()
+        page.go_back()
+        until(page, "document.querySelectorAll('.card').length === 2")
 
 
 @needs_browser
@@ -443,6 +406,7 @@ def test_partitions_and_their_stages_are_chosen(tmp_path: Path, browse: Callable
         until(page, f"document.getElementById('subtitle').textContent.startsWith('{stage} of partition b')")
         until(page, "document.querySelectorAll('.card').length === 1")
         page.locator(".card").click()
+        page.get_by_role("heading", name="b1").wait_for()
         page.get_by_text("words", exact=True).first.wait_for()
         page.keyboard.press("Escape")
         page.locator(".card").wait_for()

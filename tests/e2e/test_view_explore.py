@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +17,12 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.explore.test_diff import again
 from ..pipeline.shards import make_shard, png
+from .browser import PATIENCE, needs_browser, until
+from .warm import WarmCommands
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-PATIENCE = 60_000  # milliseconds, on a busy machine
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the pages are not looked at")
+pytestmark = needs_browser
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 RTL = "שלום"
@@ -56,27 +52,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetStore:
 
 
 @pytest.fixture(scope="module")
-def url(dataset: DatasetStore) -> Iterator[str]:
+def url(dataset: DatasetStore, warm_commands: WarmCommands) -> Iterator[str]:
     """The viewer over the dataset, as its command starts it."""
-    command = [sys.executable, "-m", "mm_assets.cli", "view", dataset.store.url]
-    if not (Path(__file__).parents[2] / "mm_assets" / "cli" / "__main__.py").exists():
-        command = [sys.executable, "-c", "from mm_assets.cli.main import main; main()", "view", dataset.store.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield server.stdout.readline().strip()
-        finally:
-            server.terminate()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield opened
-        opened.close()
+    with warm_commands.running(["view", dataset.store.url], cwd=Path.cwd(), env=os.environ) as server:
+        yield server.first_line()
 
 
 @pytest.fixture(params=[1280])
@@ -94,14 +73,6 @@ def page(request: pytest.FixtureRequest, browser: Any, url: str) -> Iterator[Any
     yield opened
     context.close()
     assert said == []
-
-
-def until(page: Any, expression: str) -> None:
-    """Waits for a condition; the pages' policy forbids the way in which Playwright itself would."""
-    deadline = time.monotonic() + PATIENCE / 1000
-    while not page.evaluate(expression):
-        assert time.monotonic() < deadline, f"never: {expression}"
-        page.wait_for_timeout(50)
 
 
 def root_of(url: str) -> str:

@@ -18,9 +18,7 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.explore.test_diff import again
 from ..pipeline.shards import make_shard, png
-from .test_view import browse, needs_browser, until
-
-__all__ = ["browse"]
+from .browser import needs_browser, until
 
 RUN = "document.title='run'"
 HOSTILE = f'<img src=x onerror="{RUN}">\'"\u202e\u2066'

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 PRELOADED = (
@@ -25,13 +28,16 @@ PRELOADED = (
     "mm_assets.cli.main",
     "mm_assets.orchestration.launch",
     "mm_assets.orchestration.load",
+    "mm_assets.view.server",
     "pandas",  # which duckdb and pyarrow use where it is installed
     "sqlalchemy.dialects.sqlite",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
 )
 
 
 class WarmCommands:
-    """Runs `mm-assets` commands, one after the other."""
+    """Starts `mm-assets` commands."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-P", __file__]
@@ -41,18 +47,62 @@ class WarmCommands:
         self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
         """What `subprocess.run` gives for the command, with its output as text."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
+        with self.running(arguments, cwd=cwd, env=env) as process:
+            code = process.wait()
+            return subprocess.CompletedProcess(arguments, code, process.output.read_text(), process.errors.read_text())
+
+    @contextmanager
+    def running(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> Iterator[WarmProcess]:
+        """The command at work; where it has not ended at the end of the block, it is interrupted."""
         with tempfile.TemporaryDirectory() as folder:
             output, errors = Path(folder, "output"), Path(folder, "errors")
-            request = [list(arguments), str(cwd), dict(env), str(output), str(errors)]
-            print(json.dumps(request), file=self._server.stdin, flush=True)
-            code = int(self._server.stdout.readline())
-            return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
+            pid = self._ask([list(arguments), str(cwd), dict(env), str(output), str(errors)])
+            process = WarmProcess(pid, output, errors, lambda: self._ask(pid))
+            try:
+                yield process
+            finally:
+                if process.code is None:
+                    process.interrupt()
+                    process.wait()
 
     def close(self) -> None:
         """End the process; its last command has ended."""
         self._server.communicate()
+
+    def _ask(self, request: object) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        print(json.dumps(request), file=self._server.stdin, flush=True)
+        return int(self._server.stdout.readline())
+
+
+class WarmProcess:
+    """A command at work, and the files to which it writes."""
+
+    def __init__(self, pid: int, output: Path, errors: Path, wait: Callable[[], int]) -> None:
+        self.pid = pid
+        self.output = output
+        self.errors = errors
+        self.code: int | None = None
+        self._wait = wait
+
+    def interrupt(self) -> None:
+        """Has it end, as Ctrl+C in a terminal does."""
+        os.kill(self.pid, signal.SIGINT)
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        if self.code is None:
+            self.code = self._wait()
+        return self.code
+
+    def first_line(self, seconds: float = 60.0) -> str:
+        """The first line of its output, for which this waits."""
+        ends = time.monotonic() + seconds
+        while not (self.output.exists() and "\n" in self.output.read_text()):
+            assert time.monotonic() < ends, self.errors.read_text()
+            time.sleep(0.01)
+        return self.output.read_text().partition("\n")[0]
 
 
 def _serve() -> None:
@@ -61,7 +111,11 @@ def _serve() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     for line in sys.stdin:
-        arguments, folder, environment, output, errors = json.loads(line)
+        request = json.loads(line)
+        if isinstance(request, int):
+            print(os.waitstatus_to_exitcode(os.waitpid(request, 0)[1]), flush=True)
+            continue
+        arguments, folder, environment, output, errors = request
         child = os.fork()
         if child == 0:
             for number, path in ((0, os.devnull), (1, output), (2, errors)):
@@ -76,7 +130,7 @@ def _serve() -> None:
 
             main()
             sys.exit()
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        print(child, flush=True)
 
 
 if __name__ == "__main__":
