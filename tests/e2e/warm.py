@@ -6,6 +6,7 @@ of them, use these; `test_wheels.py` and others show that a process that is star
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -19,21 +20,29 @@ from pathlib import Path
 
 PRELOADED = (
     "alembic.command",
+    "cv2",
     "dagster",
+    "dagster._cli",
     "dagster._core.storage.event_log",
     "dagster._core.storage.runs",
     "dagster._core.storage.schedules",
     "dagster._daemon.types",
+    "dotenv",
     "duckdb",
     "mm_assets.cli.main",
+    "mm_assets.cli.run",
     "mm_assets.orchestration.launch",
     "mm_assets.orchestration.load",
     "mm_assets.view.server",
     "pandas",  # which duckdb and pyarrow use where it is installed
     "sqlalchemy.dialects.sqlite",
+    "upath.implementations.local",
     "uvicorn.loops.auto",
     "uvicorn.protocols.http.auto",
 )
+
+
+COMMAND = "from mm_assets.cli.main import main; main()"
 
 
 class WarmCommands:
@@ -44,19 +53,21 @@ class WarmCommands:
         self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __call__(
-        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]
+        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], code: str = COMMAND
     ) -> subprocess.CompletedProcess[str]:
-        """What `subprocess.run` gives for the command, with its output as text."""
-        with self.running(arguments, cwd=cwd, env=env) as process:
+        """What `subprocess.run` gives for the command, or for other code that is imported, with its output as text."""
+        with self.running(arguments, cwd=cwd, env=env, code=code) as process:
             code = process.wait()
             return subprocess.CompletedProcess(arguments, code, process.output.read_text(), process.errors.read_text())
 
     @contextmanager
-    def running(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> Iterator[WarmProcess]:
+    def running(
+        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], code: str = COMMAND
+    ) -> Iterator[WarmProcess]:
         """The command at work; where it has not ended at the end of the block, it is interrupted."""
         with tempfile.TemporaryDirectory() as folder:
             output, errors = Path(folder, "output"), Path(folder, "errors")
-            pid = self._ask([list(arguments), str(cwd), dict(env), str(output), str(errors)])
+            pid = self._ask([code, list(arguments), str(cwd), dict(env), str(output), str(errors)])
             process = WarmProcess(pid, output, errors, lambda: self._ask(pid))
             try:
                 yield process
@@ -108,14 +119,27 @@ class WarmProcess:
 def _serve() -> None:
     import importlib
 
+    code = 0
+
+    def end() -> None:
+        """Ends the process without the half second that it takes to free what was imported."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    atexit.register(end)  # the first that is registered is the last that is called
     for name in PRELOADED:
         importlib.import_module(name)
+    sys.path.append(str(Path(__file__).resolve().parent))
+    from databases import open_databases
+
+    sys.path.pop()
     for line in sys.stdin:
         request = json.loads(line)
         if isinstance(request, int):
             print(os.waitstatus_to_exitcode(os.waitpid(request, 0)[1]), flush=True)
             continue
-        arguments, folder, environment, output, errors = request
+        program, arguments, folder, environment, output, errors = request
         child = os.fork()
         if child == 0:
             for number, path in ((0, os.devnull), (1, output), (2, errors)):
@@ -126,10 +150,15 @@ def _serve() -> None:
             os.environ.clear()
             os.environ.update(environment)
             sys.argv = ["-c", *arguments]
-            from mm_assets.cli.main import main
-
-            main()
-            sys.exit()
+            code = 1  # of an error that is not caught
+            try:
+                with open_databases():
+                    exec(program, {"__name__": "__main__"})
+                code = 0
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+                raise
+            return
         print(child, flush=True)
 
 
