@@ -10,6 +10,8 @@ FUZZ_SECONDS ?= 60
 WHEEL_TESTS := wheels cli dg extensions pack_job daemon modalities
 export DAGSTER_HOME := $(CURDIR)/dagster_home
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Images of containers set it: then each process of the tests compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run ui quick test nightly fuzz coverage check docs screenshots wheels test-slow test-cluster test-wheels bench-loading bench-ingest bench-memory bench-decodable clean reset
