@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], bool], seconds: float, log: Path) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, log.read_text(errors="replace")[-4000:]
-        time.sleep(0.5)
+        time.sleep(0.05)
 
 
 def test_a_dropped_in_shard_becomes_a_manifest(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from mm_assets.errors import ConfigError
 from mm_assets.fields import FIELD_NAMES, FIELD_TYPES
 
 from ..pipeline.chain import declare, run_chain
+from .warm import WarmCommands
+
+RunCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 FIELD = '''
 """gestures.py: a hand's path, as a text of lines with seconds, x and y."""
@@ -207,7 +210,7 @@ def shard(tmp_path: Path) -> Path:
     return path
 
 
-def commands_with_the_field(packed: Path, folder: Path) -> None:
+def commands_with_the_field(run_command: RunCommand, packed: Path, folder: Path) -> None:
     """In processes of their own the commands know the field by `--field` alone, and without it say what to pass."""
     own = ("--field", "gestures:GestureField")
     plain = run_command("inspect", str(packed), "--sample", "0")
@@ -225,15 +228,20 @@ def commands_with_the_field(packed: Path, folder: Path) -> None:
     assert "field: is 'nowhere:Field', whose module cannot be imported" in wrong.stderr
 
 
-def run_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def run_command(warm_commands: WarmCommands) -> RunCommand:
     """`mm-assets` as a process of its own, which knows of the user's modules by $PYTHONPATH alone."""
-    code = "from mm_assets.cli.main import main; main()"
-    line = [sys.executable, "-P", "-c", code, *arguments]
-    environment = {**os.environ, "TTY_COMPATIBLE": "1"}  # what is next is for people
-    return subprocess.run(line, cwd=cwd, env=environment, check=False, capture_output=True, text=True, timeout=280)
+
+    def run(*arguments: str, cwd: Path = Path()) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "TTY_COMPATIBLE": "1"}  # what is next is for people
+        return warm_commands(arguments, cwd=cwd.absolute(), env=environment)
+
+    return run
 
 
-def test_workers_know_the_field(extensions: Path, shard: Path, dagster_home: Path, tmp_path: Path) -> None:
+def test_workers_know_the_field(
+    extensions: Path, shard: Path, dagster_home: Path, tmp_path: Path, run_command: RunCommand
+) -> None:
     """`run --jobs 2` packs a user's field in workers, which have not imported it."""
     (tmp_path / "in").mkdir()
     for name in ("a", "b"):
@@ -252,7 +260,7 @@ def test_workers_know_the_field(extensions: Path, shard: Path, dagster_home: Pat
     assert "NOT DECODED" not in shown.stdout
 
 
-def test_the_whole_way(extensions: Path, shard: Path, tmp_path: Path) -> None:
+def test_the_whole_way(extensions: Path, shard: Path, tmp_path: Path, run_command: RunCommand) -> None:
     """Declared by import path, they are packed, checked, read, made a column, loaded and added as a stream."""
     gestures = {"name": "gesture", "field": "gestures:GestureField", "modality": "text", "config": {"scale": 2.0}}
     spec = declare(
@@ -273,7 +281,7 @@ def test_the_whole_way(extensions: Path, shard: Path, tmp_path: Path) -> None:
     steps = {row["sample_id"]: row["num_steps"] for row in filtered if row["modality"] == "text"}
     assert steps == {"fine": 3, "late": 3, "wrong": 2}
     (packed,) = (tmp_path / "root").rglob("*.mstr")
-    commands_with_the_field(packed, tmp_path)
+    commands_with_the_field(run_command, packed, tmp_path)
 
     path = [[0.0, 0.0, 0.0], [0.5, 2.0, 0.0], [1.0, 4.0, 0.0]]
     with mm_assets.open(packed) as data:

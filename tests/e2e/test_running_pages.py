@@ -19,6 +19,7 @@ from dagster._core.instance.ref import InstanceRef
 from ..pages.blocks import ENDLESS, NOT_RUN, PARSED, REPOSITORY, Block, Reader
 from ..pages.test_guides import forget_clients
 from ..s3_server import serve
+from .databases import open_databases
 
 PROGRAMS: dict[str, tuple[str, str]] = {
     "dagster": ("dagster._cli", "create_dagster_cli"),
@@ -127,7 +128,7 @@ class Operator(Reader):
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, demo_shards: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path: Path, demo_shards: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project as the repository is, in a folder that may be written, with shards in `in/` and in a bucket."""
     folder = tmp_path / "checkout"
     (folder / "in").mkdir(parents=True)
@@ -140,7 +141,8 @@ def checkout(tmp_path: Path, demo_shards: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("MM_ASSETS_ROOT", raising=False)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
-    return folder
+    with open_databases():
+        yield folder
 
 
 @pytest.fixture

@@ -149,6 +149,8 @@ def _serve() -> None:
             os.chdir(folder)
             os.environ.clear()
             os.environ.update(environment)
+            given = environment.get("PYTHONPATH", "").split(os.pathsep)
+            sys.path[:0] = [place for place in given if place and place not in sys.path]
             sys.argv = ["-c", *arguments]
             code = 1  # of an error that is not caught
             try:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from ..e2e.databases import open_databases
 from ..s3_server import serve
 from .blocks import Reader
 
@@ -28,9 +29,10 @@ class Follow(Protocol):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A Dagster instance that all pages share: creating one takes seconds."""
-    return tmp_path_factory.mktemp("home")
+    with open_databases():
+        yield tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture(scope="module")
