@@ -406,8 +406,17 @@ def test_one_load_runs_at_a_time(instance: dg.DagsterInstance, demo_spec: SpecOf
     assert sorted(DatasetStore(spec).marker_names()) == ["docs-00000", "docs-00001"]
 
 
-@pytest.mark.parametrize("formats", [["mult"], ["mstr"], ["mult", "mstr"]])
-@pytest.mark.parametrize("by", ["sensor", "schedule"])
+@pytest.mark.parametrize(
+    ("by", "formats"),
+    [
+        ("sensor", ["mult"]),
+        ("schedule", ["mult", "mstr"]),
+        pytest.param("sensor", ["mstr"], marks=pytest.mark.slow),
+        pytest.param("sensor", ["mult", "mstr"], marks=pytest.mark.slow),
+        pytest.param("schedule", ["mult"], marks=pytest.mark.slow),
+        pytest.param("schedule", ["mstr"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_requested_run_starts_at_the_first_stale_stage(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, by: str, formats: list[str]
 ) -> None:

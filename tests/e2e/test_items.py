@@ -178,7 +178,7 @@ def test_subtitles_in_a_file_are_shown_with_it(tmp_path: Path, draw: Callable[..
     assert page.evaluate(cue) == "2 < 3"
 
 
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("width", [400, pytest.param(1400, marks=pytest.mark.slow)])
 def test_token_ids_are_counted(tmp_path: Path, draw: Callable[..., Any], width: int) -> None:
     """The ids of a table's column wrap, and by the keyboard their counts are opened: a histogram and a list."""
     ids = [7] * 30 + [50_000, *range(200)]

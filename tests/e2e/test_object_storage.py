@@ -77,7 +77,9 @@ def run_chain(instance: dg.DagsterInstance, spec: DatasetSpec) -> DatasetStore:
     return dataset
 
 
-@pytest.mark.parametrize("name", ["docs-00000.tar", "captions-00000.tar", "speech-00000.tar"])
+@pytest.mark.parametrize(
+    "name", ["docs-00000.tar", "captions-00000.tar", pytest.param("speech-00000.tar", marks=pytest.mark.slow)]
+)
 def test_a_load_on_s3_reads_the_shard_once(
     instance: dg.DagsterInstance,
     demo_spec: Callable[..., DatasetSpec],
@@ -294,8 +296,15 @@ def test_a_load_with_nothing_to_do_lists_no_tables(
     assert made() == 2
 
 
-@pytest.mark.parametrize("retain", ["filtered", "none"])
-@pytest.mark.parametrize("first", [FILTERED_ROWS, PACKED_STAGES["mult"]])
+@pytest.mark.parametrize(
+    ("first", "retain"),
+    [
+        (FILTERED_ROWS, "filtered"),
+        (PACKED_STAGES["mult"], "filtered"),
+        (PACKED_STAGES["mult"], "none"),
+        pytest.param(FILTERED_ROWS, "none", marks=pytest.mark.slow),
+    ],
+)
 def test_media_that_stay_in_a_remote_shard_are_read_once(
     dataset_of: Callable[..., Remote], bucket: str, first: Stage, retain: str
 ) -> None:

@@ -93,8 +93,15 @@ def test_a_second_run_gives_identical_bytes(instance: dg.DagsterInstance, demo_s
     assert contents(root) == before
 
 
-@pytest.mark.parametrize("materialize", ["read", "write"])
-@pytest.mark.parametrize("retain", ["filtered", "none"])
+@pytest.mark.parametrize(
+    ("retain", "materialize"),
+    [
+        ("filtered", "read"),
+        ("none", "write"),
+        pytest.param("filtered", "write", marks=pytest.mark.slow),
+        pytest.param("none", "read", marks=pytest.mark.slow),
+    ],
+)
 def test_the_job_leaves_media_in_the_shard_as_a_load_does(
     instance: dg.DagsterInstance, demo_spec: SpecOf, root: Path, tmp_path: Path, retain: str, materialize: str
 ) -> None:

@@ -68,7 +68,7 @@ def focused_index(page: Any) -> str | None:
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("width", [400, pytest.param(1400, marks=pytest.mark.slow)])
 def test_the_grid_is_sorted_and_filtered(packed: Path, browse: Callable[..., Any], width: int) -> None:
     """The grid's control sorts, a condition is added, the URL has both, and a sample returns there."""
     page = browse(packed, width)
@@ -141,7 +141,7 @@ def test_samples_follow_each_other_as_their_list_does(packed: Path, browse: Call
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("width", [400, pytest.param(1400, marks=pytest.mark.slow)])
 def test_a_shard_shows_the_ends_of_ids_and_why_it_is_not_sorted(
     tmp_path: Path, browse: Callable[..., Any], width: int
 ) -> None:
@@ -159,7 +159,7 @@ def test_a_shard_shows_the_ends_of_ids_and_why_it_is_not_sorted(
 
 
 @needs_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.slow)])
 def test_transparent_drawings_are_seen_on_light_and_dark_pages(
     tmp_path: Path, browse: Callable[..., Any], scheme: str
 ) -> None:
@@ -340,7 +340,10 @@ def test_sound_and_video_are_sought_by_range(
 @needs_browser
 @pytest.mark.parametrize(
     "corpus",
-    ["docai", "image-text", "mint1t-html", "mint1t-pages", "mint1t-pdf", "music", "robotics", "speech", "video"],
+    [
+        *("docai", "image-text", "mint1t-html", "mint1t-pdf", "music", "robotics", "speech", "video"),
+        pytest.param("mint1t-pages", marks=pytest.mark.slow),
+    ],
 )
 def test_each_kind_of_sample_is_drawn(shared_data: Path, browse: Callable[..., Any], corpus: str) -> None:
     """The first samples of every corpus open without a complaint of the browser, and each item has a body."""

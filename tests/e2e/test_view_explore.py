@@ -137,7 +137,16 @@ def test_values_in_a_result_are_text(page: Any, url: str) -> None:
     assert page.locator("main img").count() == 0
 
 
-@pytest.mark.parametrize(("low", "high"), [(12, 85), (20, 60.5), (1, 1e6), (-1000, 5), (90, 3)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (20, 60.5),
+        (1, 1e6),
+        (-1000, 5),
+        pytest.param(12, 85, marks=pytest.mark.slow),
+        pytest.param(90, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_a_threshold_is_at_its_place_on_the_axis(page: Any, url: str, low: float, high: float) -> None:
     """Each handle is where the axis's labels have its value, also of a limit below or above all values."""
     page.goto(f"{root_of(url)}/?page=scores&score=image_width&at_least={low}&at_most={high}")

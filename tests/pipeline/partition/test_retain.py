@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..chain import declare, run_chain
 from ..shards import CAPTIONS, DOCUMENTS, Members, make_shard, png, table
 
 SETTINGS: dict[str, Any] = {"filters": [{"type": "text_length", "min_chars": 4}]}
+WithMedia = Callable[[str, Members, str], tuple[Path, DatasetStore]]
 IO = Path("/proc/self/io")
 REFERENCES = ("binary_content_size", "binary_content_crc32c")
 
@@ -55,14 +57,32 @@ def referenced(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def with_media(tmp_path_factory: pytest.TempPathFactory) -> WithMedia:
+    """A shard, and its dataset with all media, once for all that are compared with it."""
+    datasets: dict[tuple[str, int, str], tuple[Path, DatasetStore]] = {}
+
+    def load(name: str, members: Members, materialize: str) -> tuple[Path, DatasetStore]:
+        key = (name, id(members), materialize)
+        if key not in datasets:
+            folder = tmp_path_factory.mktemp("whole")
+            shard = make_shard(folder / "in" / name, members)
+            whole, report = loaded(folder / "root", shard, materialize=materialize)
+            assert report.ok, report.failure
+            datasets[key] = shard, whole
+        return datasets[key]
+
+    return load
+
+
 @pytest.mark.parametrize("materialize", ["read", "write"])
 @pytest.mark.parametrize("retain", ["filtered", "none"])
 @pytest.mark.parametrize(("name", "members"), [("s.tar", DOCUMENTS), ("s.tar", CAPTIONS), ("s.tar.gz", DOCUMENTS)])
-def test_only_the_media_are_missing(tmp_path: Path, name: str, members: Members, retain: str, materialize: str) -> None:
+def test_only_the_media_are_missing(
+    tmp_path: Path, with_media: WithMedia, name: str, members: Members, retain: str, materialize: str
+) -> None:
     """Packed files are the same bytes, and tables the same rows, as with all media; stage by stage or in one load."""
-    shard = make_shard(tmp_path / "in" / name, members)
-    whole, report = loaded(tmp_path / "whole", shard, materialize=materialize)
-    assert report.ok, report.failure
+    shard, whole = with_media(name, members, materialize)
     dataset, report = loaded(tmp_path / "lean", shard, materialize=materialize, retain=retain)
     assert report.ok, report.failure
     assert files(dataset, "packed", "dropped", "rows") == files(whole, "packed", "dropped", "rows")

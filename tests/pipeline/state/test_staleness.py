@@ -302,7 +302,7 @@ class Killed(BaseException):
     """Ends a run as a kill does: nothing handles it."""
 
 
-@pytest.mark.parametrize("settings", [{"filters": []}, {"max_content_bytes": 60}])
+@pytest.mark.parametrize("settings", [{"filters": []}, pytest.param({"max_content_bytes": 60}, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_with_other_settings_is_made_up(
     published: DatasetStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
