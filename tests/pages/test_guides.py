@@ -28,6 +28,11 @@ class Follow(Protocol):
     def __call__(self, page: str, before_cleanup: Callable[[], None] = ...) -> None: ...
 
 
+def contents(folder: Path) -> list[Path]:
+    """What pages have left in a folder, beside the bytecode of modules that they import from it."""
+    return sorted(path for path in folder.iterdir() if path.name != "__pycache__")
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A Dagster instance that all pages share: creating one takes seconds."""
@@ -65,11 +70,11 @@ def follow(tmp_path: Path, demo_shards: Path, home: Path, monkeypatch: pytest.Mo
         forget_clients()
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name, raising=False)
-        before = sorted(folder.iterdir())
+        before = contents(folder)
         reader = Reader(DOCS / page, monkeypatch, before_cleanup=before_cleanup)
         reader.follow()
         reader.space.clear()  # datasets and connections that a page leaves open
-        assert sorted(set(folder.iterdir()) - {folder / "__pycache__"}) == before, page
+        assert contents(folder) == before, page
         assert Path.cwd() == folder, page
         for name, module in list(sys.modules.items()):
             if (getattr(module, "__file__", None) or "").startswith(str(folder)):
