@@ -6,6 +6,7 @@ import leaves `open` out, so that it never replaces the built-in function.
 
 from mm_assets.dataset.dataset import Dataset
 from mm_assets.dataset.dataset import open as open
+from mm_assets.dataset.files import tables
 from mm_assets.dataset.writer import DatasetWriter, create
 from mm_assets.errors import (
     CollateError,
@@ -49,4 +50,5 @@ __all__ = [
     "__version__",
     "create",
     "mix",
+    "tables",
 ]

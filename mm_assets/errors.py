@@ -286,6 +286,7 @@ _EXTRAS = {  # import name of an optional package: the extra that installs it
     "pandas": "pandas",
     "pillow_heif": "images-extra",
     "pillow_jxl": "images-extra",
+    "prometheus_client": "metrics",
     "pyarrow": "arrow",
     "pytest": "testing",
     "ray": "ray",

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -83,7 +83,7 @@ class Faults:
     def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
         self.application = application
         self.every = 0
-        self.kinds = self.KINDS
+        self.kinds: Sequence[str] = self.KINDS
         self.conditional = True
         self.is_expired = False
         self.injected: dict[str, int] = dict.fromkeys(self.KINDS, 0)
@@ -169,11 +169,11 @@ class ServerApart:
         self.url = self._process.stdout.readline().strip()
         assert self.url, "the server did not start"
 
-    def fail(self, every: int) -> dict[str, int]:
+    def fail(self, every: int, kinds: Sequence[str] = Faults.KINDS) -> dict[str, int]:
         """Makes one of `every` requests fail, or none; the number of requests and of faults of each kind so far."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{every}\n")
+        self._process.stdin.write(json.dumps([every, *kinds]) + "\n")
         self._process.stdin.flush()
         counts: dict[str, int] = json.loads(self._process.stdout.readline())
         return counts
@@ -188,5 +188,5 @@ if __name__ == "__main__":
     with serve() as (url, recorder):
         print(url, flush=True)
         for line in sys.stdin:
-            recorder.faults.every = int(line)
+            recorder.faults.every, *recorder.faults.kinds = json.loads(line)
             print(json.dumps({"requests": len(recorder.requests), **recorder.faults.injected}), flush=True)

@@ -84,7 +84,7 @@ GROUPS = {
     "schema": "The files are whole and declare exactly the columns, or packed modalities, of the dataset.",
     "reserved_columns": "The columns that every dataset has hold what they are for: identities, order, origins, texts.",
     "alignment": "What was made agrees with what it was made from, row by row and item by item.",
-    "accounting": "All that was read is there, rejected or dropped, and no more is lost than the settings allow.",
+    "accounting": "Everything that was read is kept, rejected or dropped, and no more is lost than the settings allow.",
     "content": "Media have the bytes that their origin has.",
 }
 """What a check is about: the name of each group, and what its rules say together."""

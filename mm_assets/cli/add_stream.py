@@ -1,7 +1,7 @@
 """`mm-assets add-stream`: a modality from a table of values, into one MSTR file or all of a dataset's.
 
-Nothing is written before the table has been read and its ids have been found. After an error, file, markers and
-manifest are as they were.
+Nothing is written before the table has been read and its ids have been found. After an error, file and manifest are
+as they were.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mm_assets.cli.document import json_option, write_document
-from mm_assets.cli.options import DatasetChoice, dataset_options, partition_option
+from mm_assets.cli.options import DatasetChoice, dataset_options, expect_settings_of_runs, partition_option
 from mm_assets.cli.output import echo, look_command, report_missing_streams
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     help="Parquet, JSON Lines or CSV with columns sample_id and value.",
 )
 @partition_option("Of the dataset, these partitions.")
-@click.option("--ignore-unknown", is_flag=True, help="Pass over ids that no sample has.")
+@click.option("--ignore-unknown", is_flag=True, help="Skip ids that no sample has.")
 @dataset_options(single=True)
 @json_option
 def command(
@@ -53,7 +53,7 @@ def command(
     """Add a modality to the MSTR file FILE in place, or to all published partitions of --dataset, and its manifest."""
     from mm_assets.dataset.add_stream import read_values
     from mm_assets.packing.plan import declared_imports
-    from mm_assets.pipeline.state.added_streams import add_to_dataset
+    from mm_assets.pipeline.state.added_streams import NewStream, add_to_dataset
     from mm_assets.pipeline.state.manifests import build_manifest
 
     if (file is None) == (not chosen.names):
@@ -63,14 +63,17 @@ def command(
     if keys and file is not None:
         raise ConfigError("arguments", "--partition", "goes with --dataset")
     datasets = chosen.stores() if chosen.names else []
+    for dataset in datasets:
+        expect_settings_of_runs(dataset)
     field = _field(field_name, config)
     table = read_values(values, field)
     if file is not None:
         _add_to_file(file, name, field, table, ignore_unknown=ignore_unknown)
         return
     (dataset,) = datasets
-    document = {}
+    document, partitions = {}, []
     for done in add_to_dataset(dataset, name, field, table, keys=keys, ignore_unknown=ignore_unknown):
+        partitions.append(done)
         document[done.partition] = {
             "added": done.added,
             "num_samples": done.num_samples,
@@ -79,14 +82,15 @@ def command(
         verb = "added" if done.added else "was there"
         count = f"{done.num_present:,} of {counted(done.num_samples, 'sample')}"
         echo(f"{dataset.spec.name}/{done.partition}: {name} {verb}, {count}")
-    report = build_manifest(dataset)
+    report = build_manifest(dataset, stream=NewStream(name=name, field=field, partitions=partitions))
     report_missing_streams(chosen, dataset.spec.name, report.missing_streams)
     echo(f"{dataset.spec.name}: {report.url}")
-    if any(stream["name"] == name for stream in report.manifest.get("added_streams", ())):
+    declared = [stream["name"] for stream in report.manifest.get("added_streams", ())]
+    streams = [one for one in declared if one not in report.missing_streams]
+    if name in streams:
         own = declared_imports({"fields": [{"field": field_name}]}) | declared_imports(dataset.spec.pack)
-        inspect = look_command("inspect", report.url, own, "--format", "mstr")
-        echo(f'{name} is in the MSTR files: {inspect}, or mm_assets.open({report.url!r}, format="mstr") in Python')
-    streams = [stream["name"] for stream in report.manifest.get("added_streams", ())]
+        inspect = look_command("inspect", report.url, own)
+        echo(f"{name} is in the dataset: {inspect}, or mm_assets.open({report.url!r}) in Python")
     found = {"stream": name, "partitions": document, "manifest": report.url, "streams_in_manifest": streams}
     write_document({"datasets": {dataset.spec.name: found}})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -63,9 +63,9 @@ def _print(dataset: str, found: VersionDiff, limit: int | None) -> None:
     for partition in found:
         totals.update(partition.counts or {})
         unknown += partition.counts is None
-        rows.append(_row(partition))
+        rows.append(_row(partition, found.settings))
         samples = found.samples(partition.partition, limit=limit)
-        items += [_line(dataset, sample) for sample in samples]
+        items += [_line(dataset, sample, found.settings) for sample in samples]
         left = sum((partition.counts or {}).values()) - (limit if limit is not None else 0)
         if limit is not None and left > 0:
             items.append(f"{dataset}/{partition.partition}: and {left:,} more; --samples -1 lists all")
@@ -85,16 +85,23 @@ def _totals(totals: Counter[str]) -> str:
     return ", ".join(f"{totals[change]:,} {change}" for change in ("added", "removed", "changed"))
 
 
-def _row(partition: PartitionDiff) -> tuple[str, ...]:
+def _without(reasons: Sequence[str], settings: Sequence[str]) -> list[str]:
+    """Returns reasons without the clauses on settings that are printed above, for which one word stands."""
+    own = [reason for reason in reasons if reason not in settings]
+    return own if len(own) == len(reasons) else ["settings", *own]
+
+
+def _row(partition: PartitionDiff, settings: Sequence[str]) -> tuple[str, ...]:
     counts = ("?", "?", "?") if partition.counts is None else [f"{n:,}" for n in partition.counts.values()]
     samples = f"{partition.num_old:,} to {partition.num_new:,}"
-    why = "; ".join(filter(None, (*partition.reasons, partition.note)))
+    why = "; ".join(filter(None, (*_without(partition.reasons, settings), partition.note)))
     return (partition.partition, partition.state, samples, *counts, why)
 
 
-def _line(dataset: str, sample: SampleChange) -> str:
+def _line(dataset: str, sample: SampleChange, settings: Sequence[str]) -> str:
     what = f"{sample.change} ({', '.join(sample.modalities)})" if sample.modalities else sample.change
-    why = ": ".join(filter(None, (sample.reason, sample.detail)))
+    is_above = sample.reason == "settings" and sample.detail == "; ".join(settings)
+    why = ": ".join(filter(None, (sample.reason, "" if is_above else sample.detail)))
     return f"{dataset}/{sample.partition}: {what}: {sample.sample_id}: {why}"
 
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mm_assets.cli.document import json_option, wants_json, write_document
-from mm_assets.cli.options import DatasetChoice, dataset_options, partition_option
+from mm_assets.cli.options import (
+    DatasetChoice,
+    dataset_options,
+    expect_settings_of_runs,
+    partition_option,
+    published_state,
+)
 from mm_assets.cli.output import echo, named_in_part, report_losses
 from mm_assets.errors import ConfigError, meant
 from mm_assets.summaries import counted
@@ -25,26 +31,32 @@ if TYPE_CHECKING:
 def command(chosen: DatasetChoice, keys: tuple[str, ...]) -> None:
     """List what was lost (failed partitions, rejects, dropped rows), and what is published in spite of a fault."""
     from mm_assets.pipeline.state.losses import FAILED, loss_totals, losses
-    from mm_assets.pipeline.state.manifests import partitions_in_manifest
 
     document = {}
     for dataset in chosen.stores():
-        name, registered = dataset.spec.name, dataset.partitions()
-        unknown = [key for key in keys if key not in registered]
+        name, state = dataset.spec.name, published_state(chosen, dataset)
+        unknown = [key for key in keys if key not in state.partitions]
         if unknown:
-            detail = f"{unknown[0]!r} is not a registered partition of {name}{meant(unknown[0], registered)}"
+            detail = f"{unknown[0]!r} is not a registered partition of {name}{meant(unknown[0], state.partitions)}"
             raise ConfigError("arguments", "--partition", detail)
-        wanted = list(keys) or sorted(registered)
-        totals = loss_totals(dataset, wanted)
-        items = losses(dataset, wanted)
-        listed = partitions_in_manifest(dataset)
-        unpublished = [key for key in wanted if key not in listed]
+        if chosen.settings:
+            try:
+                expect_settings_of_runs(dataset)
+            except ConfigError as error:
+                if any(map(state.is_published, state.partitions)):  # else each partition's newest record counts
+                    echo(f"warning: {error.detail}", err=True)
+        wanted = list(keys) or sorted(state.partitions)
+        totals = loss_totals(state, wanted)
+        items = losses(state, wanted)
+        unpublished = [key for key in wanted if key not in state.listed]
         if wants_json():
             document[name] = _as_json(totals, items, unpublished)
             continue
         report_losses(chosen, name, totals)
+        advice = {(t.example.stage, t.example.reason): t.example.advice for t in totals}  # which is printed above
         for loss in items:
-            echo(chosen.complete(_line(name, loss)))
+            own = "" if loss.advice == advice.get((loss.stage, loss.reason)) else f"; {loss.advice}"
+            echo(chosen.complete(f"{_line(name, loss)}{own}"))
             if loss.reason == FAILED:
                 unpublished = [key for key in unpublished if key != loss.partition]
         if unpublished:
@@ -63,7 +75,7 @@ def _line(dataset: str, loss: Loss) -> str:
     place = " ".join(filter(None, (loss.place, sample)))
     parts = (f"{dataset}/{loss.partition}", loss.kind, loss.stage, loss.reason, place, loss.detail)
     times = "" if loss.count == 1 else f" ({loss.count:,} times)"
-    return f"{': '.join(filter(None, parts))}{times}; {loss.advice}"
+    return f"{': '.join(filter(None, parts))}{times}"
 
 
 def totals_document(totals: Sequence[LossTotal]) -> list[Mapping[str, Any]]:

@@ -69,7 +69,14 @@ class _Commands(click.Group):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         """Runs the command line; with `--json` every end of it writes a document, also that of wrong arguments."""
         forget_secrets()
-        given = list(sys.argv[1:] if args is None else args)
+        try:
+            return self._main(list(sys.argv[1:] if args is None else args), *rest, **options)
+        except SystemExit as end:
+            if (ray_tasks := sys.modules.get("mm_assets.pipeline.load.ray_tasks")) is not None:
+                ray_tasks.end_process(end.code if isinstance(end.code, int) else int(end.code is not None))
+            raise
+
+    def _main(self, given: Sequence[str], *rest: Any, **options: Any) -> Any:
         if not is_asked_for(given):
             return super().main(given, *rest, **options)
         with document_only():

@@ -23,14 +23,17 @@ from mm_assets.errors import ConfigError, meant
 if TYPE_CHECKING:
     from mm_assets.pipeline.spec import DatasetSpec
     from mm_assets.pipeline.state.folder import DatasetStore
+    from mm_assets.pipeline.state.staleness import DatasetState
 
 __all__ = [
     "DatasetChoice",
     "dataset_options",
+    "expect_settings_of_runs",
     "field_option",
     "parsed_options",
     "parsed_settings",
     "partition_option",
+    "published_state",
     "storage_option",
 ]
 
@@ -143,12 +146,20 @@ class DatasetChoice:
         try:
             return [DatasetStore(spec) for spec in self.specs()]
         except ConfigError as error:
-            if not self.names or self.module is not None or error.key not in ("--dataset", "--module"):
+            if not self.names or self.module is not None or error.key not in ("--dataset", "--module", "--set"):
                 raise
-            root = default_root(find_dagster_home(project_folder(Path.cwd())))
-            with suppress(ConfigError):  # what `run --shards` has made without --root
-                return self._stores_below(_absolute(root))
-            raise
+            if self.settings and self._any_is_declared():
+                raise
+            root = _absolute(default_root(find_dagster_home(project_folder(Path.cwd()))))
+            try:  # what `run --shards` has made without --root
+                return self._stores_below(root)
+            except ConfigError as unregistered:
+                raise (error if error.key == "--dataset" or not _registered_below(root) else unregistered) from None
+
+    def _any_is_declared(self) -> bool:
+        with suppress(ConfigError):
+            return not self._declared(read_only=True).keys().isdisjoint(self.names)
+        return False
 
     def _stores_below(self, root: str) -> list[DatasetStore]:
         from mm_assets.pipeline.spec import DatasetSpec
@@ -177,9 +188,8 @@ class DatasetChoice:
             elif self.shards is not None:  # the other commands find an undeclared dataset by its root
                 options |= {"--root": self.root or default_root()}
             words = [word for name, value in options.items() if value is not None for word in (name, value)]
-            settings = self.settings if found[1] in _TAKES_SHARDS or self.shards is None else ()
             # A command with a masked secret could not be run: without it, the credentials come from the environment.
-            shown = [setting for setting in settings if MASK not in _masked_setting(setting)]
+            shown = [setting for setting in self.settings if MASK not in _masked_setting(setting)]
             words += [word for setting in shown for word in ("--set", setting)]
             for name, value in masked_options(self.storage_options).items():
                 text = value if isinstance(value, str) else json.dumps(value)
@@ -324,6 +334,35 @@ def _note_secrets_of(settings: Iterable[str]) -> None:
     for setting in settings:
         with suppress(ConfigError):
             note_secrets(parsed_settings([setting]))
+
+
+def published_state(chosen: DatasetChoice, dataset: DatasetStore) -> DatasetState:
+    """Returns a dataset's state; as its newest manifest lists it if the dataset is neither declared nor has `--set`."""
+    from mm_assets.pipeline.state.staleness import DatasetState
+
+    state = DatasetState(dataset)
+    if not chosen.settings and not dataset.spec.is_made_from(dataset.registered().source):
+        state.use_listed_recipes()
+    return state
+
+
+def expect_settings_of_runs(dataset: DatasetStore) -> None:
+    """Raises `ConfigError` if a dataset that is not declared was published with other settings than the given ones.
+
+    Records that were made with the given settings are taken for the current ones.
+    """
+    from mm_assets.pipeline.state.staleness import DatasetState
+
+    if dataset.spec.is_made_from(dataset.registered().source):
+        return
+    state = DatasetState(dataset)
+    made_with = {key: entry.recipe for key, entry in state.listed.items() if key in state.partitions}
+    published = made_with or {key: recipes[0] for key, recipes in state.records.items() if key in state.partitions}
+    if published and not any(state.recipes[key] == recipe for key, recipe in published.items()):
+        name = dataset.spec.name
+        detail = f"{name} was published with other settings, and it is not declared here"
+        advice = "give the --set options of its last load, or run the command in the project that declares it"
+        raise ConfigError("arguments", "--set", f"{detail}: {advice}")
 
 
 def _find_dagster_home(*, read_only: bool) -> None:

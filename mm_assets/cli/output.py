@@ -36,7 +36,6 @@ __all__ = [
     "report_missing_streams",
     "report_planned",
     "report_registration",
-    "report_set_aside",
     "report_skipped",
     "size_text",
     "table_console",
@@ -94,7 +93,8 @@ def print_table(
 ) -> None:
     """Writes a table as `echo` a line; in a narrow terminal without lines, in a narrower one its rows as paragraphs.
 
-    Where even a table without lines is too wide, the columns of `optional` are left out first.
+    Lines are left out rather than cells wrapped. If even a table without lines is too wide, columns of `optional` are
+    left out first.
 
     Args:
         headings: of the columns.
@@ -125,7 +125,9 @@ def print_table(
             place = headings.index(heading)
             headings = [*headings[:place], *headings[place + 1 :]]
             shown = [[*row[:place], *row[place + 1 :]] for row in shown]
+    full_width = 2 * (len(headings) - 1) + sum(widths[heading] for heading in headings)
     is_wide = least_width(headings, has_lines=True) <= console.width
+    is_wide &= not full_width <= console.width < full_width + len(headings) + 3
     table = Table() if is_wide else Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in headings:
         table.add_column(
@@ -149,10 +151,16 @@ def print_table(
 
 
 def print_next(steps: Iterable[str]) -> None:
-    """Writes what a person may do next, on a terminal only."""
-    if table_console().is_terminal:
-        for number, step in enumerate(steps):
-            echo(f"{'      ' if number else 'next: '}{step}")
+    """Writes what a user may do next, on a terminal only: a command that is too long has its lines for itself."""
+    console = table_console()
+    if not console.is_terminal:
+        return
+    for number, step in enumerate(steps):
+        command, mark, effect = step.rpartition("` ")
+        is_long = len(step) + 6 > console.width and mark
+        lines = (command + mark.strip(), f"  {effect}") if is_long else (step,)
+        for place, line in enumerate(lines):
+            echo(f"{'      ' if number or place else 'next: '}{line}")
 
 
 def report_losses(chosen: CommandCompleter, dataset: str, totals: Sequence[LossTotal]) -> None:
@@ -202,15 +210,24 @@ def wait_for_shards(spec: DatasetSpec) -> Callable[[float], None]:
     return wait
 
 
-def report_registration(chosen: CommandCompleter, spec: DatasetSpec, found: Registration) -> None:
-    """Writes to standard error which shards are gone or too young, what is odd, and what makes Dagster slow."""
+def report_registration(
+    chosen: CommandCompleter, spec: DatasetSpec, found: Registration, rollup: str | None = None
+) -> None:
+    """Writes to standard error which shards are missing or too young, what is odd, and what makes Dagster slow.
+
+    Args:
+        chosen: completes commands.
+        spec: the declaration.
+        found: the registration.
+        rollup: the message of `start_rollup`.
+    """
     from mm_assets.orchestration.checks import slow_pages
 
     dataset = spec.name
     for key in found.removed[:_LISTED]:
-        echo(f"{dataset}/{key}: its shards are gone; it leaves the next manifest", err=True)
+        echo(f"{dataset}/{key}: its shards are missing; the next manifest leaves it out", err=True)
     if (more := len(found.removed) - _LISTED) > 0:
-        echo(f"{dataset}: {more:,} more partitions whose shards are gone; --json lists them", err=True)
+        echo(f"{dataset}: {more:,} more partitions whose shards are missing; --json lists them", err=True)
     report_skipped(dataset, found.skipped)
     for url in found.unsettled[:_LISTED]:
         echo(f"{dataset}: not taken, still changing or too young: {url}", err=True)
@@ -221,7 +238,7 @@ def report_registration(chosen: CommandCompleter, spec: DatasetSpec, found: Regi
             echo(f"{dataset}: {note}", err=True)
         command = chosen.complete(f"`mm-assets plan --dataset {dataset}`")
         echo(f"{dataset}: {command} shows how the layout was decided", err=True)
-    slow = slow_pages(spec, len(found.partitions))
+    slow = rollup or slow_pages(spec, len(found.partitions))
     if slow is not None:
         echo(f"{dataset}: {slow}", err=True)
 
@@ -250,19 +267,11 @@ def named_in_part(keys: Sequence[str]) -> str:
 
 
 def report_missing_streams(chosen: CommandCompleter, dataset: str, missing: Mapping[str, tuple[str, ...]]) -> None:
-    """Writes to standard error which added streams the manifest lacks, why, and the command that adds them."""
+    """Writes to standard error which added streams readers do not see, and the command that completes them."""
     for name, keys in missing.items():
         advice = chosen.complete(f"`mm-assets add-stream --dataset {dataset} --name {name}`")
-        line = f"stream {name!r} is not in the manifest: it is missing in {named_in_part(keys)}"
+        line = f"readers do not see the stream {name!r}: it is missing in {named_in_part(keys)}"
         echo(f"{dataset}: {line}; add it with {advice} and its --field and --values", err=True)
-
-
-def report_set_aside(dataset: str, streams: Mapping[str, tuple[str, ...]], *, err: bool = True) -> None:
-    """Writes which added streams wait for `formats` to name MSTR, and how to have them again."""
-    for name, keys in streams.items():
-        why = "it was added to MSTR files, which `formats` leaves out"
-        line = f"stream {name!r} is set aside in {named_in_part(keys)}: {why}"
-        echo(f"{dataset}: {line}; add `mstr` to `formats` to have it again, or leave it: its files are kept", err=err)
 
 
 def report_planned(dataset: str, planned: Mapping[str, Stale]) -> None:
@@ -271,18 +280,18 @@ def report_planned(dataset: str, planned: Mapping[str, Stale]) -> None:
         report_faults(planned)
         return
     for key, stale in planned.items():
-        echo(f"{dataset}/{key}: from {stale.first.name}: {stale.said}")
+        echo(f"{dataset}/{key}: from {stale.first.name}: {stale.message}")
 
 
 def report_faults(stale: Mapping[str, Stale]) -> None:
     """Writes a table of the partitions that have to run, by the stage to start at and the reason."""
-    from mm_assets.pipeline.state.staleness import by_fault
+    from mm_assets.pipeline.state.staleness import by_reason
 
     print_table(
         ("starts at", "why", "partitions", "first of them"),
         [
             (first.name, reason, f"{len(keys):,}", named_in_part(keys))
-            for (first, reason), keys in by_fault(stale).items()
+            for (first, reason), keys in by_reason(stale).items()
         ],
         numbers=("partitions",),
         wrapped=("why", "first of them"),

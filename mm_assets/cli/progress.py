@@ -7,6 +7,7 @@ step runs, Dagster redirects the usual one.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -31,7 +32,7 @@ __all__ = ["LoadProgress", "duration_text", "stderr_of_its_own"]
 
 FRAMES = 4  # a second
 LINE_SECONDS = 10.0
-_SHOWN = 6  # partitions at work that have a line of their own
+_SHOWN = 6  # running partitions that have a line of their own
 _NAMED = 3  # of them in a line of text
 _RECENT = 400  # ends that the rate is taken of: it follows a load that becomes slower
 
@@ -75,6 +76,11 @@ class LoadProgress:
         self._said = ""  # the last line of text
 
     def __enter__(self) -> Self:
+        handler = logging.Handler()  # for what the driver and its engine warn of
+        handler.emit = lambda record: self._log(f"warning: {record.getMessage()}")  # type: ignore[method-assign]
+        logger = logging.getLogger("mm_assets.pipeline.load")
+        logger.addHandler(handler)
+        self._opened.callback(logger.removeHandler, handler)
         if self.stream.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -153,7 +159,7 @@ class LoadProgress:
             named = [f"{name} ({work.stage})" if work.stage else name for name, work in self._first(_NAMED)]
             more = len(self.at_work) - len(named)
         if named:
-            parts.append(f"at work: {', '.join(named)}" + (f" and {more} more" if more else ""))
+            parts.append(f"running: {', '.join(named)}" + (f" and {more} more" if more else ""))
         elif self.phase:
             parts.append(self.phase)
         return "; ".join(parts)
@@ -211,7 +217,7 @@ class LoadProgress:
             for name, stage, seconds in at_work
         ]
         if more:
-            lines.append(Text(f"  and {more:,} more at work"))
+            lines.append(Text(f"  and {more:,} more are running"))
         if self.phase and not at_work:
             lines.append(Text(printable(f"  {self.phase}"), no_wrap=True, overflow="ellipsis"))
         return Group(head, *lines)

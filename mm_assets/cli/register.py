@@ -25,7 +25,7 @@ _SHOWN = 10  # partitions that are listed
 @json_option
 def command(chosen: DatasetChoice, new_schema: bool, verbose: bool) -> None:
     """List the shards and make them partitions of the Dagster instance."""
-    from mm_assets.orchestration.launch import open_instance, register_dataset
+    from mm_assets.orchestration.launch import open_instance, register_dataset, start_rollup
     from mm_assets.pipeline.state.folder import DatasetStore
     from mm_assets.pipeline.state.staleness import pending_partitions
 
@@ -60,7 +60,7 @@ def command(chosen: DatasetChoice, new_schema: bool, verbose: bool) -> None:
                 document[spec.name]["schema"] = {**decided, "pending": pending}
                 number = f"{pending:,} of {counted(len(found.partitions), 'partition')}"
                 echo(f"{spec.name}: decided again: {layout}, preset {preset}; {number} pending")
-            report_registration(chosen, spec, found)
+            report_registration(chosen, spec, found, start_rollup(instance, dataset, len(found.partitions)))
             keys = [partition.key for partition in found.partitions]
             for key in keys if verbose else keys[:_SHOWN]:
                 echo(f"  {key}")

@@ -9,10 +9,12 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -27,26 +29,38 @@ from mm_assets.cli.output import (
     echo,
     named_in_part,
     print_next,
+    printable,
     report_losses,
     report_missing_streams,
     report_planned,
     report_registration,
-    report_set_aside,
     wait_for_shards,
 )
 from mm_assets.cli.progress import LoadProgress, stderr_of_its_own
-from mm_assets.cli.run_summary import manifest_url, next_steps, print_manifests, print_summary, summary_counts
-from mm_assets.errors import ConfigError, CredentialsError, MmAssetsError, meant
+from mm_assets.cli.run_summary import (
+    MAX_ROWS,
+    manifest_url,
+    next_steps,
+    print_manifests,
+    print_summary,
+    summary_counts,
+)
+from mm_assets.errors import ConfigError, MmAssetsError, meant
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
+    from mm_assets.cli.metrics import LoadMetrics
     from mm_assets.orchestration.interrupts import Stop
     from mm_assets.pipeline.chain import Stage
     from mm_assets.pipeline.load.engine import Engine, Task
-    from mm_assets.pipeline.load.tasks import PartitionRun, Slice
+    from mm_assets.pipeline.load.tasks import PartitionRun
+    from mm_assets.pipeline.partition.run import PartitionReport
     from mm_assets.pipeline.spec import DatasetSpec, EngineOptions
+    from mm_assets.pipeline.state.claims import Slice
     from mm_assets.pipeline.state.folder import DatasetStore
-    from mm_assets.pipeline.state.staleness import Present
+    from mm_assets.pipeline.state.losses import Losses
+    from mm_assets.pipeline.state.registration import Registration
+    from mm_assets.pipeline.state.staleness import DatasetState
 
 _SHOWN = 10  # partitions that are listed after a signal
 _NAMED = 50  # partitions in the command that continues
@@ -74,7 +88,15 @@ ENGINES = ("processes", "ray")
 @click.option(
     "--no-record", is_flag=True, help="Use no Dagster instance, make no manifest: `mm-assets sync` does later."
 )
+@click.option(
+    "--no-wait", is_flag=True, help="Leave partitions that another load has claimed to it, and do not wait for it."
+)
 @click.option("--dry-run", is_flag=True, help="Dry run: list what would run, from which stage and why; write nothing.")
+@click.option(
+    "--metrics",
+    metavar="FILE|PORT",
+    help="Prometheus metrics: serve them on a PORT of 127.0.0.1, or on HOST:PORT, or write them to a FILE.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="A line on standard error for each stage that begins.")
 @json_option
 def command(
@@ -88,12 +110,14 @@ def command(
     force: bool,
     part: str | None,
     no_record: bool,
+    no_wait: bool,
     dry_run: bool,
+    metrics: str | None,
     verbose: bool,
 ) -> None:
     """Register the shards, run every pending partition from its first stale stage on, make the manifests."""
-    from mm_assets.pipeline.load.tasks import Slice
     from mm_assets.pipeline.partition.run import rare_collections
+    from mm_assets.pipeline.state.claims import Slice
 
     keys = _chosen_keys(keys, file)
     given = {
@@ -106,9 +130,14 @@ def command(
         first=_first_stage(stage, force=force),
         part=None if part is None else Slice.parse(part),
         is_recorded=not no_record,
+        waits=not no_wait,
         verbose=verbose,
     )
-    with rare_collections():  # there may be very many partitions
+    with rare_collections(), ExitStack() as opened:  # there may be very many partitions
+        if metrics is not None and not dry_run:
+            from mm_assets.cli.metrics import LoadMetrics
+
+            run.metrics = opened.enter_context(LoadMetrics(metrics))
         _carry_out(run, dry_run=dry_run)
     if run.failed:
         sys.exit(1)
@@ -118,8 +147,8 @@ def _with_engine(spec: DatasetSpec, given: Mapping[str, Any]) -> DatasetSpec:
     """The declaration with the settings of its engine that the options give."""
     if not given:
         return spec
-    declared = spec.engine.model_dump() if given.get("type", spec.engine.type) == spec.engine.type else {}
-    engine = {**declared, **given}
+    is_other = given.get("type", spec.engine.type) != spec.engine.type
+    engine = {**spec.engine.model_dump(exclude={"address", "jobs"} if is_other else None), **given}
     if "address" in given and engine.get("type") != "ray":
         raise ConfigError("arguments", "--address", "is of a Ray cluster: give --engine ray too")
     return spec.replace(engine=engine)
@@ -191,7 +220,9 @@ class _Run:
         part: the part of the partitions that it was given; None runs all.
         verbose: whether each stage that begins has a line.
         is_recorded: whether Dagster records the partitions, and the manifest is made.
+        waits: whether it waits for partitions that other loads have claimed.
         datasets: by name, those that are registered.
+        found: of each, what registration found.
         present: of each, what there was before the first run; then what its manifest lists.
         pending: of each, the partitions that were pending then.
         work: the partitions to run.
@@ -199,10 +230,14 @@ class _Run:
         failed: what went wrong, one line each.
         warned: what the checks of the manifests found, one line each.
         manifests: names of the datasets whose manifest was made.
-        sums: of each dataset, of those that ran well, what the summary has a heading for.
+        counts: of the first partitions that ran well, by dataset and key, what the summary has a heading for.
+        sums: of each dataset, the same numbers of all that ran well.
+        losses: of each dataset, what the partitions that ran well lost.
         changes: of each dataset, the partitions that registration found to be new, changed or gone.
         published: names of the datasets that had published partitions before.
+        rebuilt: of each dataset, the published partitions that ran again because of a missing file, with the file.
         began: when the first run was started.
+        metrics: the metrics of the loads, if they are exported.
     """
 
     chosen: DatasetChoice
@@ -211,28 +246,34 @@ class _Run:
     first: Stage | None
     part: Slice | None
     is_recorded: bool
+    waits: bool
     verbose: bool
     datasets: dict[str, DatasetStore] = field(default_factory=dict)
-    present: dict[str, Present] = field(default_factory=dict)
+    found: dict[str, Registration] = field(default_factory=dict)
+    present: dict[str, DatasetState] = field(default_factory=dict)
     pending: dict[str, set[str]] = field(default_factory=dict)
     work: list[tuple[DatasetSpec, str]] = field(default_factory=list)
     ended: list[PartitionRun] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
     manifests: list[str] = field(default_factory=list)
+    counts: dict[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
     sums: dict[str, Counter[str]] = field(default_factory=dict)
+    losses: dict[str, Losses] = field(default_factory=dict)
     changes: dict[str, Mapping[str, list[str]]] = field(default_factory=dict)
     published: set[str] = field(default_factory=set)
+    rebuilt: dict[str, Mapping[str, str]] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
+    metrics: LoadMetrics | None = None
     _abandoned: threading.Lock = field(default_factory=threading.Lock)
     _stderr: int = field(default_factory=lambda: os.dup(2))  # while a step runs, Dagster redirects the standard one
 
     def register(self, *, dry_run: bool = False) -> None:
         """Registers the shards and finds the partitions to run."""
-        from mm_assets.orchestration.launch import open_instance, register_dataset
+        from mm_assets.orchestration.launch import prepare_home
         from mm_assets.pipeline.state.folder import DatasetStore
         from mm_assets.pipeline.state.registration import register
-        from mm_assets.pipeline.state.staleness import Present, chosen_partitions, stage_named
+        from mm_assets.pipeline.state.staleness import DatasetState, chosen_partitions, stage_named
 
         needs_instance = self.is_recorded and not dry_run
         specs = [_with_engine(spec, self.engine) for spec in self.chosen.specs(read_only=not needs_instance)]
@@ -240,35 +281,35 @@ class _Run:
             stage_named(self.first.name, option="--from", specs=specs)
         if self.part is not None or not self.is_recorded:
             _expect_shared_root(specs)
-        with open_instance() if needs_instance else nullcontext() as instance:
-            for spec in specs:
-                wait = wait_for_shards(spec)
-                try:
-                    dataset = DatasetStore(spec)
-                    if instance is None:
-                        found = register(dataset, wait=True, dry_run=dry_run, sleep=wait)
-                    else:
-                        found = register_dataset(instance, dataset, sleep=wait)
-                except MmAssetsError as error:
-                    if len(specs) == 1:
-                        raise
-                    self.failed.append(f"{spec.name}: {error}")  # one dataset's trouble is not the others'
-                    continue
-                self.datasets[spec.name] = dataset
-                report_registration(self.chosen, spec, found)
-                # The stored schema has more than the decision: the evidence for it.
-                schema = found.decision.schema if dry_run and found.decision is not None else None
-                present = Present(dataset, schema, partitions={p.key: p for p in found.partitions})
-                changes = {"new": list(found.added), "changed": list(found.changed), "gone": list(found.removed)}
-                self.changes[spec.name] = changes
-                if dry_run:
-                    said = ", ".join(f"{len(keys):,} {what}" for what, keys in changes.items() if keys)
-                    echo(f"{spec.name}: " + (f"would register partitions: {said}" if said else "no shard changed"))
-                self.present[spec.name] = present
-                self.published |= {spec.name} if present.published() else set()
-                self.pending[spec.name] = {key for key in present.pending() if self._is_in_part(key)}
-                chosen = chosen_partitions(present, self.keys, self.first)
-                self.work += [(spec, key) for key in chosen if self._is_in_part(key)]
+        if needs_instance:
+            prepare_home()
+        for spec in specs:
+            wait = wait_for_shards(spec)
+            try:
+                dataset = DatasetStore(spec)
+                found = register(dataset, wait=True, dry_run=dry_run, sleep=wait)
+            except MmAssetsError as error:
+                if len(specs) == 1:
+                    raise
+                self.failed.append(f"{spec.name}: {error}")  # one dataset's trouble is not the others'
+                continue
+            self.datasets[spec.name] = dataset
+            report_registration(self.chosen, spec, found)
+            self.found[spec.name] = found
+            # The stored schema has more than the decision: the evidence for it.
+            schema = found.decision.schema if dry_run and found.decision is not None else None
+            present = DatasetState(dataset, schema, partitions={p.key: p for p in found.partitions})
+            changes = {"new": list(found.added), "changed": list(found.changed), "gone": list(found.removed)}
+            self.changes[spec.name] = changes
+            if dry_run:
+                said = ", ".join(f"{len(keys):,} {what}" for what, keys in changes.items() if keys)
+                echo(f"{spec.name}: " + (f"would register partitions: {said}" if said else "no shard changed"))
+            self.present[spec.name] = present
+            if any(map(present.is_published, present.partitions)):
+                self.published.add(spec.name)
+            self.pending[spec.name] = {key for key in present.pending if self._is_in_part(key)}
+            chosen = chosen_partitions(present, self.keys, self.first)
+            self.work += [(spec, key) for key in chosen if self._is_in_part(key)]
         missing = [key for key in self.keys if not any(key in found.partitions for found in self.present.values())]
         if missing:
             names = ", ".join(spec.name for spec in specs)
@@ -286,7 +327,9 @@ class _Run:
             document[name] = {
                 "partitions": len(present.partitions),
                 "registration": self.changes[name],
-                "planned": {key: {"first": stale.first.name, "reason": stale.said} for key, stale in planned.items()},
+                "planned": {
+                    key: {"first": stale.first.name, "reason": stale.message} for key, stale in planned.items()
+                },
                 "makes_manifest": self.is_recorded,
             }
             report_planned(name, planned)
@@ -303,9 +346,10 @@ class _Run:
 
     def execute(self, stop: Stop) -> None:
         """Runs the partitions of each dataset and makes its manifest."""
-        from mm_assets.orchestration.launch import pool_wait, run_load
+        from mm_assets.orchestration.launch import run_load
         from mm_assets.pipeline.load.engine_choice import open_engine
-        from mm_assets.pipeline.load.tasks import run_unrecorded
+        from mm_assets.pipeline.load.tasks import PartitionRun, load_partitions
+        from mm_assets.pipeline.state.claims import Claims
         from mm_assets.pipeline.state.registration import registration_fault
 
         self.began = time.perf_counter()
@@ -317,67 +361,91 @@ class _Run:
         ):
             engines: dict[EngineOptions, Engine] = {}  # one for the datasets that declare the same
 
+            metrics = self.metrics
+
             def started(task: Task, stage: str) -> None:
                 progress.started(task.spec.name, task.partition.key, stage)
+                if metrics is not None and not stage:
+                    metrics.started(task)
 
             def observe(result: PartitionRun) -> None:
                 if not result.ok:
                     stop.check()  # of a partition that a signal interrupted
+                if metrics is not None:
+                    metrics.partition_ended(result)
                 self._note(result)
                 stop.check()
+                if len(self.ended) > progress.total:  # one is rebuilt
+                    progress.total += 1
                 progress.ended(result)
                 left[result.dataset] -= 1
                 if not left[result.dataset] and self.is_recorded:
                     progress.begin(f"{result.dataset}: recording it, making the manifest")
 
+            def end_of(name: str, report: PartitionReport) -> None:
+                observe(PartitionRun.of(name, report))
+
+            def print_line(name: str, line: str) -> None:
+                print(printable(f"{name}: {self.chosen.complete(line)}"), file=stream, flush=True)
+
             for name, dataset in self.datasets.items():
                 keys = [key for spec, key in self.work if spec.name == name]
                 options = dataset.spec.engine
                 if options not in engines:
-                    engines[options] = opened.enter_context(
-                        open_engine(options, jobs=1, most=len(self.work), started=started)
-                    )
+                    engine = opened.enter_context(open_engine(options, jobs=1, most=len(self.work), started=started))
+                    engines[options] = engine if metrics is None else metrics.observed(engine)
+                if metrics is not None:
+                    metrics.begin(name, len(keys))
                 progress.begin("")
                 engine, present = engines[options], self.present.pop(name)
+                given: dict[str, Any] = {
+                    "engine": engine,
+                    "first": self.first,
+                    "part": self.part,
+                    "waits": self.waits,
+                    "report": partial(print_line, name),
+                }
                 if not self.is_recorded:
-                    try:
-                        run_unrecorded(present, keys, engine=engine, first=self.first, observed=observe)
-                    except CredentialsError as error:  # what was done before is reported
-                        self.failed.append(f"{name}: {error}")
+                    with Claims(dataset, str(uuid.uuid4())) as claims:
+                        ended = partial(end_of, name)
+                        if refusal := load_partitions(present, keys, claims=claims, ended=ended, **given).refusal:
+                            self.failed.append(f"{name}: {refusal}")  # what was done before is reported
                     stop.check()
                     if (fault := registration_fault(dataset, present.partitions, keys)) is not None:
                         self.failed.append(f"{name}: {fault}")
+                    if not keys:  # nothing has changed
+                        self.present[name] = present
                     continue
-                if (wait := pool_wait(dataset)) is not None:
-                    echo(f"{name}: {wait}", err=True)
-                rest = run_load(dataset.spec, keys, engine=engine, first=self.first, observed=observe, present=present)
-                if rest.present is not None:
-                    self.present[name] = rest.present
-                stop.check()  # Dagster fails the run that a signal interrupts
+                found = self.found[name]
+                rest = run_load(dataset.spec, keys, observed=observe, present=present, found=found, **given)
+                if rest.state is not None:
+                    self.present[name] = rest.state
+                stop.check()
                 self.manifests.append(name)
+                self.rebuilt[name] = rest.rebuilt
                 self.failed += [f"{name}: {line}" for line in rest.failures]
                 self.warned += [f"{name}: {line}" for line in rest.warnings]
 
     def _note(self, result: PartitionRun) -> None:
-        """Takes up how a partition ended; of its records, of which a load has very many, only the sums."""
-        from mm_assets.pipeline.chain import recorded_stages
+        """Takes up how a partition ended; of its records, of which a load has very many, only numbers."""
+        from mm_assets.pipeline.state.losses import sum_losses
 
-        self.ended.append(replace(result, records={}))
-        if result.ok:
-            dataset, records = self.datasets[result.dataset], result.records
-            if len(records) < len(recorded_stages(dataset.spec)):  # it did not start at the first stage
-                records = dataset.records(result.partition)
-            self.sums.setdefault(result.dataset, Counter()).update(summary_counts(dataset, records))
+        self.ended.append(replace(result, records={}, losses={}))
+        if result.ok and result.records:
+            self.losses[result.dataset] = sum_losses([self.losses.get(result.dataset, {}), result.losses])
+            counts = summary_counts(self.datasets[result.dataset], result.records)
+            self.sums.setdefault(result.dataset, Counter()).update(counts)
+            if len(self.counts) < MAX_ROWS:
+                self.counts[result.dataset, result.partition] = counts
 
     def report(self) -> None:
         """Prints what was done and what went wrong."""
-        from mm_assets.pipeline.state.added_streams import set_aside_streams
+        from mm_assets.pipeline.state.added_streams import carried_over
         from mm_assets.pipeline.state.losses import loss_totals, losses_command
-        from mm_assets.pipeline.state.manifests import missing_streams
-        from mm_assets.pipeline.state.staleness import Present, pending_reasons
+        from mm_assets.pipeline.state.staleness import DatasetState, pending_reasons
 
         self.failed += [f"{r.dataset}/{r.partition}: {line}" for r in self.ended for line in r.failures]
-        present = {name: self.present.get(name) or Present(dataset) for name, dataset in self.datasets.items()}
+        present = {name: self.present.get(name) or DatasetState(dataset) for name, dataset in self.datasets.items()}
         pending = {
             name: {key: fault for key, fault in pending_reasons(found).items() if self._is_in_part(key)}
             for name, found in present.items()
@@ -385,25 +453,27 @@ class _Run:
         mine = {name: [key for key in found.partitions if self._is_in_part(key)] for name, found in present.items()}
         seconds = time.perf_counter() - self.began
         document = {name: self._document(found, mine[name], pending[name]) for name, found in present.items()}
-        print_summary(present, mine, self.ended, self.sums, pending, seconds)
+        print_summary(present, mine, self.ended, self.counts, self.sums, pending, seconds)
         if self.is_recorded:
             print_manifests(present)
         else:
             names = " ".join(f"--dataset {shlex.quote(name)}" for name in self.datasets)
-            echo(f"not recorded: {self.chosen.complete(f'`mm-assets sync {names}`')} records it and makes the manifest")
-        for name, dataset in self.datasets.items():
-            ran = {result.partition: result.ok for result in self.ended if result.dataset == name}
-            markers = present[name].published()
-            listed = [markers[key].losses for key, is_ok in ran.items() if is_ok and key in markers]
-            read = [key for key, is_ok in ran.items() if not is_ok or key not in markers]
-            totals = loss_totals(dataset, read, listed)
+            sync = self.chosen.complete(f"`mm-assets sync {names}`")
+            echo(f"not recorded in Dagster, and no manifest was made: {sync} does both")
+        for name, rebuilt in self.rebuilt.items():
+            if rebuilt:
+                number = counted(len(rebuilt), "published partition")
+                echo(f"{name}: files of {number} were missing or damaged: {named_in_part(list(rebuilt))} ran again")
+        for name in self.datasets:
+            ran = [result for result in self.ended if result.dataset == name]
+            failed_keys = [result.partition for result in ran if not result.ok]
+            totals = loss_totals(present[name], failed_keys, [self.losses.get(name, {})])
             document[name]["losses"] = totals_document(totals)
             if ran:
                 report_losses(self.chosen, name, totals)
             if totals:
                 echo(f"all of them: {self.chosen.complete(f'`{losses_command(name)}`')}")
-            report_missing_streams(self.chosen, name, missing_streams(present[name]))
-            report_set_aside(name, set_aside_streams(present[name].published().values()))
+            report_missing_streams(self.chosen, name, carried_over(present[name], present[name].listed).missing)
         for (name, line), keys in self._warnings().items():
             number = "" if len(keys) == 1 else f"{counted(len(keys), 'partition')}: "
             place = f"{name}/{keys[0]}" if len(keys) == 1 else name
@@ -415,10 +485,13 @@ class _Run:
                 echo(f"{kind}: {line}", err=True)
         if not failed:
             print_next(self._next_steps(present))
+        ended = {(result.dataset, result.partition) for result in self.ended}
+        if left := [(spec.name, key) for spec, key in self.work if (spec.name, key) not in ended]:
+            self._print_continuation(left)
         facts = {"seconds": round(seconds, 3), "warnings": warned, "failed": failed}
         write_document({"dry_run": False, "datasets": document, **facts})
 
-    def _next_steps(self, present: Mapping[str, Present]) -> list[str]:
+    def _next_steps(self, present: Mapping[str, DatasetState]) -> list[str]:
         """Returns what to do after the first run of a dataset."""
         from mm_assets.cli.project import project_folder
 
@@ -431,13 +504,13 @@ class _Run:
             steps.append(f"{command} declares the dataset in a project")
         return steps
 
-    def _document(self, present: Present, keys: Sequence[str], pending: Mapping[str, str]) -> dict[str, Any]:
+    def _document(self, present: DatasetState, keys: Sequence[str], pending: Mapping[str, str]) -> dict[str, Any]:
         """A dataset's part of the document, without its losses."""
         name = present.dataset.spec.name
         sums = self.sums.get(name, Counter())
         ran = {
             result.partition: {
-                "status": "done" if result.ok else "failed",
+                "status": result.status.lower(),
                 "failures": list(result.failures),
                 "warnings": list(result.warnings),
             }
@@ -448,6 +521,7 @@ class _Run:
             "partitions": len(keys),
             "registration": self.changes[name],
             "ran": ran,
+            "rebuilt": dict(self.rebuilt.get(name, {})),
             "pending": dict(pending),
             "totals": {heading: count for heading, count in sums.items() if heading != "faults"},
             "faults": sums["faults"],
@@ -519,6 +593,9 @@ class _Run:
             echo(f"  not done: {dataset}/{key}", err=True)
         if len(left) > _SHOWN:
             echo(f"  and {len(left) - _SHOWN} more", err=True)
+        self._print_continuation(left)
+
+    def _print_continuation(self, left: Sequence[tuple[str, str]]) -> None:
         for words in self._left_commands(left):
             again = " ".join(["mm-assets run", *words])
             echo(f"to continue: {self.chosen.complete(f'`{again}`')}", err=True)

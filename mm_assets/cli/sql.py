@@ -24,11 +24,13 @@ def command(chosen: DatasetChoice, query: str | None, as_csv: bool) -> None:
     """Run QUERY over a dataset's tables in DuckDB; without QUERY, list the tables and their columns.
 
     The tables are raw_shards, rows, rejects, materialized_rows, filtered_rows, dropped and undecodable, over all
-    partitions, and published; each has a column `partition`. A table that no run has made yet is missing.
+    partitions of the newest manifest, and published; each has a column `partition`. Before the first manifest there are
+    no tables.
     """
     import duckdb
 
-    from mm_assets.pipeline.state.sql_views import sql_connection
+    from mm_assets.pipeline.state.sql_views import sql_connection, table_fault
+    from mm_assets.pipeline.state.staleness import DatasetState
 
     if as_csv and wants_json():
         raise ConfigError("arguments", "--csv", "and --json are given: give one of them")
@@ -36,7 +38,7 @@ def command(chosen: DatasetChoice, query: str | None, as_csv: bool) -> None:
     if len(stores) != 1:
         known = ", ".join(s.spec.name for s in stores)
         raise ConfigError("arguments", "--dataset", f"name one dataset; declared: {known}")
-    connection = sql_connection(stores[0])
+    connection = sql_connection(state := DatasetState(stores[0]))
     try:
         cursor = connection.execute(_RELATIONS if query is None else query)
         if cursor is None:  # so answers DuckDB to a text without a statement
@@ -62,6 +64,11 @@ def command(chosen: DatasetChoice, query: str | None, as_csv: bool) -> None:
             detail = f"{detail}\n\nThe tables are: {names or 'none before the first run'}"
         raise ConfigError("arguments", "QUERY", detail) from error
     except duckdb.Error as error:
+        if (
+            isinstance(error, duckdb.IOException | duckdb.InvalidInputException)
+            and (fault := table_fault(state)) is not None
+        ):
+            raise fault from error
         raise ConfigError("arguments", "QUERY", str(error)) from error
     finally:
         connection.close()

@@ -29,10 +29,11 @@ def command(chosen: DatasetChoice, no_plots: bool) -> None:
     It reads the manifest, the row tables and the metadata records of packed files, and no media.
     """
     from mm_assets.pipeline.explore.statistics import statistics
+    from mm_assets.pipeline.state.staleness import DatasetState
 
     document = {}
     for dataset in chosen.stores():
-        found = statistics(dataset)
+        found = statistics(DatasetState(dataset))
         document[found.dataset] = _as_json(found)
         if not wants_json():
             _print(found, plots=not no_plots)
@@ -63,9 +64,9 @@ def _print(found: Statistics, *, plots: bool) -> None:
     numbers = _distributions(found)
     if numbers:
         print_table(
-            ("what", "number", "least", "median", "mean", "most"),
+            ("what", "number", "min", "median", "mean", "max"),
             [(_named(what, of), f"{of.count:,}", *_summary(of)) for what, of in numbers.items()],
-            numbers=("number", "least", "median", "mean", "most"),
+            numbers=("number", "min", "median", "mean", "max"),
         )
     if found.losses:
         from mm_assets.pipeline.state.losses import totals_said

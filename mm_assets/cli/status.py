@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from mm_assets.cli.output import (
     named_in_part,
     report_error,
     report_faults,
-    report_set_aside,
+    report_missing_streams,
     report_skipped,
     size_text,
 )
@@ -29,23 +29,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 10  # failures
 _STORED = {"shards": "in shards", "packed": "packed", "tables": "in tables"}
-_KEYS = (
-    "url",
-    "registered",
-    "published",
-    "pending",
-    "running",
-    "failures",
-    "num_samples",
-    "num_bytes",
-    "versions",
-    "is_list_lost",
-    "shards",
-    "manifest",
-    "set_aside",
-    "refused",
-    "unknown",
-)
 
 
 @click.command()
@@ -57,7 +40,7 @@ def command(chosen: DatasetChoice) -> None:
     Nothing is registered or written. Exit code 0 also where something is pending or failed; 1 where a part of the
     state cannot be read.
     """
-    from mm_assets.pipeline.explore.status import dataset_status
+    from mm_assets.pipeline.explore.status import DatasetStatus, dataset_status
     from mm_assets.pipeline.state.folder import DatasetStore
 
     found: dict[str, Any] = {}
@@ -67,7 +50,7 @@ def command(chosen: DatasetChoice) -> None:
             status = dataset_status(DatasetStore(spec))
         except MmAssetsError as error:  # one dataset's trouble is not the others'
             code = report_error(error, chosen)
-            found[spec.name] = dict.fromkeys(_KEYS) | {"unknown": [str(error)]}
+            found[spec.name] = dict.fromkeys(("published", *_names(DatasetStatus))) | {"unknown": [str(error)]}
             continue
         found[spec.name] = _as_json(status)
         if not wants_json():
@@ -85,7 +68,7 @@ def _print(chosen: DatasetChoice, status: DatasetStatus) -> None:
     number = counted(len(status.registered), "partition")
     said = f"{number}: {status.num_published:,} published, {pending:,} pending" if status.registered else "no partition"
     said += f", {len(status.running):,} running" if status.running else ""
-    echo(f"{name}: {said}" + (f", {len(status.failures):,} failed in their last run" if status.failures else ""))
+    echo(f"{name}: {said}" + (f", {len(status.failures):,} failed" if status.failures else ""))
     if status.is_list_lost:
         lists_again = chosen.complete(f"`mm-assets register --dataset {name}`")
         echo(f"{name}: shards.json is missing, though partitions were published: {lists_again} lists the shards again")
@@ -93,7 +76,9 @@ def _print(chosen: DatasetChoice, status: DatasetStatus) -> None:
         echo(f"{name}: running on {host}: {named_in_part(keys)}")
     if any(status.num_bytes.values()):
         sizes = ", ".join(f"{size_text(size)} {_STORED[what]}" for what, size in status.num_bytes.items())
-        echo(f"{name}: {counted(status.num_samples, 'sample')}, {sizes}, {counted(len(status.versions), 'version')}")
+        # Samples are counted by the manifest.
+        samples = "" if status.manifest is None and status.versions else f"{counted(status.num_samples, 'sample')}, "
+        echo(f"{name}: {samples}{sizes}, {counted(len(status.versions), 'version')}")
     if status.shards is not None:
         _print_shards(name, status.shards)
         report_skipped(name, status.shards.skipped)
@@ -104,17 +89,28 @@ def _print(chosen: DatasetChoice, status: DatasetStatus) -> None:
     if len(status.failures) > _SHOWN:
         echo(f"{name}: and {len(status.failures) - _SHOWN:,} more failed: --json has all")
     _print_manifest(status)
-    report_set_aside(name, status.set_aside, err=False)
+    report_missing_streams(chosen, name, status.missing_streams)
     if status.refused is not None:
         echo(f"{name}: a run is refused: {chosen.complete(str(status.refused))}")
-    elif status.pending or (status.shards is not None and (status.shards.new or status.shards.changed)):
-        echo(f"{name}: {chosen.complete(f'`mm-assets run --dataset {name}`')} runs what is pending")
+    elif effect := _effect_of_run(status):
+        run = f"`mm-assets run --dataset {name}`"
+        # Options that declare a dataset may be many, and they were just typed.
+        command = chosen.complete(run) if chosen.shards is None else "`mm-assets run` with the same arguments"
+        echo(f"{name}: {command} {effect}")
+
+
+def _effect_of_run(status: DatasetStatus) -> str:
+    """Returns what a load would do; empty if nothing."""
+    if status.pending or (status.shards is not None and (status.shards.new or status.shards.changed)):
+        return "runs what is pending"
+    is_behind = status.manifest is not None and (status.manifest.left_out or status.manifest.outdated)
+    return "makes the next manifest" if is_behind else ""
 
 
 def _by_host(running: Mapping[str, Running]) -> Mapping[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for key, lease in running.items():
-        found.setdefault(lease.host, []).append(key)
+    for key, claim in running.items():
+        found.setdefault(claim.host, []).append(key)
     return found
 
 
@@ -134,9 +130,13 @@ def _print_shards(dataset: str, shards: ShardChanges) -> None:
 def _print_manifest(status: DatasetStatus) -> None:
     dataset, manifest = status.dataset, status.manifest
     if manifest is None:
-        echo(f"{dataset}: no manifest")
+        echo(f"{dataset}: " + ("the manifest cannot be read" if status.versions else "no manifest"))
         return
-    version = f", version {manifest.digest[:8]}" if manifest.digest else ""
+    if manifest.is_damaged:
+        echo(f"{dataset}: the manifest is damaged: {manifest.url}")
+        echo(f"{dataset}: its newest copy is of {counted(manifest.num_partitions, 'partition')}")
+        return
+    version = f", version {manifest.digest[:8]}" if manifest.digest else ", as its copy in manifests/ lists them"
     echo(f"{dataset}: manifest of {counted(manifest.num_partitions, 'partition')}{version}: {manifest.url}")
     for what, reasons in (("not in it", manifest.left_out), ("in it and outdated", manifest.outdated)):
         by_reason: dict[str, list[str]] = {}
@@ -147,32 +147,28 @@ def _print_manifest(status: DatasetStatus) -> None:
 
 
 def _as_json(status: DatasetStatus) -> Mapping[str, Any]:
-    from mm_assets.pipeline.state.staleness import by_fault
+    from mm_assets.pipeline.state.staleness import by_reason
 
     pending = [
         {"first": first.name, "reason": reason, "partitions": _said(keys, status)}
-        for (first, reason), keys in by_fault(status.pending).items()
+        for (first, reason), keys in by_reason(status.pending).items()
     ]
-    values = (
-        status.url,
-        len(status.registered),
-        status.num_published,
-        pending,
-        {key: asdict(lease) for key, lease in status.running.items()},
-        {key: {**asdict(failure), "said": failure.said} for key, failure in status.failures.items()},
-        status.num_samples,
-        dict(status.num_bytes),
-        list(status.versions),
-        status.is_list_lost,
-        None if status.shards is None else asdict(status.shards),
-        None if status.manifest is None else asdict(status.manifest),
-        {stream: list(keys) for stream, keys in status.set_aside.items()},
-        None if status.refused is None else str(status.refused),
-        list(status.unknown),
-    )
-    return dict(zip(_KEYS, values, strict=True))
+    return {name: getattr(status, name) for name in _names(type(status))} | {
+        "registered": len(status.registered),
+        "published": status.num_published,
+        "pending": pending,
+        "running": {key: asdict(claim) for key, claim in status.running.items()},
+        "failures": {key: {**asdict(failure), "said": failure.said} for key, failure in status.failures.items()},
+        "shards": None if status.shards is None else asdict(status.shards),
+        "manifest": None if status.manifest is None else asdict(status.manifest),
+        "refused": None if status.refused is None else str(status.refused),
+    }
+
+
+def _names(of: type[DatasetStatus]) -> list[str]:
+    return [column.name for column in fields(of) if column.name != "dataset"]
 
 
 def _said(keys: Sequence[str], status: DatasetStatus) -> Mapping[str, str]:
     """Each partition with what is special about its reason; empty where nothing is."""
-    return {key: status.pending[key].fault.detail for key in keys}
+    return {key: status.pending[key].detail for key in keys}

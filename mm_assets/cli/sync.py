@@ -24,7 +24,7 @@ def command(chosen: DatasetChoice) -> None:
     """Record in Dagster what slices did, or what a load that was killed had published, and make the manifest."""
     from mm_assets.orchestration.launch import open_instance, sync
 
-    open_instance().dispose()  # a database that is away is named, before definitions that need it are loaded
+    open_instance().dispose()  # an unavailable database is named before definitions that need it are loaded
     datasets = list(_datasets(chosen))
     document = {}
     for dataset, is_declared in datasets:
@@ -36,14 +36,15 @@ def command(chosen: DatasetChoice) -> None:
             "manifest_made": is_declared,
             "manifest_recorded": recorded.manifest,
         }
-        manifest = " and the manifest" if recorded.manifest else ""
-        echo(f"{name}: {counted(recorded.num_partitions, 'partition')}{manifest} recorded")
+        partitions = [counted(recorded.num_partitions, "partition")] if recorded.num_partitions else []
+        what = " and ".join([*partitions, *(["the manifest"] if recorded.manifest else [])])
+        echo(f"{name}: recorded {what}" if what else f"{name}: nothing to record")
         if recorded.failed:
             losses = chosen.complete(f"`mm-assets losses --dataset {name}`")
             echo(f"{name}: {counted(len(recorded.failed), 'partition')} recorded as failed: {losses}")
         if not is_declared:
-            how = "give --shards, or --module, to make it"
-            echo(f"{name}: the manifest is as it was: the declaration that it takes is not known: {how}", err=True)
+            why = "its declaration is not known here: give --shards or --module"
+            echo(f"{name}: no manifest was made, because {why}", err=True)
     write_document({"datasets": document})
 
 

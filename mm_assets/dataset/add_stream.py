@@ -1,4 +1,4 @@
-"""Adding a modality of values to a packed MSTR file: fields encode, the container takes the payloads in place.
+"""Adding a modality of values to packed samples: in place to an MSTR file, or as a file of its own beside theirs.
 
 Values come in the file's order, or from a table by sample id (Parquet, JSON Lines, CSV). A table is held in memory;
 payloads are encoded and written one at a time. After an error the file is as it was.
@@ -23,10 +23,11 @@ from mm_assets.errors import (
     optional_import,
 )
 from mm_assets.fields import Field
-from mm_assets.formats import MstrReader, Payload, WriteSummary
+from mm_assets.formats import MstrReader, MstrWriter, Payload, WriteSummary
 from mm_assets.formats import add_stream as add_payloads
+from mm_assets.summaries import counted
 
-__all__ = ["Values", "add_stream", "add_values", "encoded", "read_values"]
+__all__ = ["Values", "add_stream", "add_values", "encoded", "read_values", "write_stream"]
 
 ID_COLUMN, VALUE_COLUMN = "sample_id", "value"
 _MAX_CELL = 1 << 30  # characters of one cell of a CSV file: Python's own limit would refuse a long text
@@ -65,6 +66,46 @@ def encoded(path: str, name: str, field: Field, values: Iterable[Any]) -> Iterat
             yield Payload(*field.encode(value))
         except EncodeError as error:
             raise EncodeError(f"{path}, sample {i}, modality {name!r}: {error}") from error
+
+
+def write_stream(
+    path: str | os.PathLike[str],
+    name: str,
+    field: Field,
+    values: Iterable[Any],
+    sample_ids: Sequence[str],
+    *,
+    fsync: bool = True,
+) -> WriteSummary:
+    """Writes an MSTR file with one modality of given samples, which a dataset reads beside their packed file.
+
+    Equal values and ids give equal bytes.
+
+    Args:
+        path: where the file will be; an older one is replaced when everything is written.
+        name: the modality.
+        field: how its values are encoded.
+        values: one per sample, None if absent; taken one at a time.
+        sample_ids: the ids of the packed file, in its order.
+        fsync: wait for the disk before the file takes its place.
+
+    Raises:
+        EncodeError: a value that the field does not take, or another number of values than samples. Nothing is
+            written.
+        SourceError: the disk is full, or cannot be written to. Nothing is written.
+    """
+    with (
+        full_disk_named(path),
+        MstrWriter(path, [spec_of(name, field)], num_samples=len(sample_ids), fsync=fsync) as writer,
+    ):
+        payloads = encoded(str(path), name, field, values)
+        for sample_id, payload in zip(sample_ids, payloads, strict=False):
+            writer.write(sample_id, {name: payload})
+        if writer.num_samples < len(sample_ids):
+            raise EncodeError(f"{path}: {writer.num_samples} values for {len(sample_ids)} samples")
+        if any(True for _ in payloads):
+            raise EncodeError(f"{path}: more than {len(sample_ids)} values for {len(sample_ids)} samples")
+        return writer.close()
 
 
 class Values:
@@ -111,7 +152,7 @@ class Values:
         if unknown:
             shown = ", ".join(map(repr, sorted(unknown)[:3]))
             more = ", …" if len(unknown) > 3 else ""
-            raise EncodeError(f"{self.name}: {len(unknown)} sample ids are of no sample: {shown}{more}")
+            raise EncodeError(f"{self.name}: {counted(len(unknown), 'unknown sample id')}: {shown}{more}")
 
 
 def add_values(

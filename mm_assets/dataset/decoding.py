@@ -44,7 +44,7 @@ Arrays: TypeAlias = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
 Allocate: TypeAlias = Callable[[tuple[int, ...], "np.dtype[Any]"], npt.NDArray[Any]]
 """Makes an uninitialized array of a shape and dtype."""
 
-Place: TypeAlias = Callable[[int], tuple[str, int]]
+Place: TypeAlias = Callable[[int, str], tuple[str, int]]
 """The file that a row of the batch is in, and its sample's index there."""
 
 
@@ -191,7 +191,7 @@ def _first_damaged(
             try:
                 field.decode_batch(*rows.run(row, row + 1))
             except (FormatError, LimitError) as alone:
-                return locate(alone, name, place(row))
+                return locate(alone, name, place(row, name))
     # No row fails alone: then none can be named.
     return locate(error, name, (PAYLOAD, None))
 
@@ -211,7 +211,7 @@ def decode_values(field: Field, name: str, rows: Column, *, pool: WorkerPool, th
             try:
                 values.append(None if data is None else field.decode(memoryview(rows.records[row]), data))
             except (FormatError, LimitError) as error:
-                raise locate(error, name, place(row)) from error
+                raise locate(error, name, place(row, name)) from error
         return values
 
     return pool.map_runs(threads if field.decodes_in_parallel else 0, len(rows.datas), decode)

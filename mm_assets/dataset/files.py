@@ -1,7 +1,8 @@
 """Which packed files make up a dataset, and opening one of them.
 
 A dataset is one file, the files of a manifest, those of a folder, or a list, each local or behind any fsspec URL. A
-file with another size or number of samples than listed is refused, and all files of a dataset have the same fields.
+file with another size or number of samples than listed is refused, and all files of a dataset have the same fields. A
+file for which the manifest lists streams is opened together with them, as one reader of all their modalities.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from mm_assets.dataset.manifest import FORMATS, PACKED_NAME, Manifest, PackedFile, location_below, parse_manifest
 from mm_assets.errors import ConfigError, CorruptError, SchemaMismatchError, SourceError, TruncatedError
 from mm_assets.fields import complete_config
-from mm_assets.formats import ByteSource, MappedFile, ModalitySpec, MstrReader, MultReader, open_reader
+from mm_assets.formats import ByteSource, JoinedReader, MappedFile, ModalitySpec, MstrReader, MultReader, open_reader
 from mm_assets.formats.byte_source import drop_pages
 
 if TYPE_CHECKING:
     from mm_assets.storage.disk_cache import BlockCache
 
-__all__ = ["MAX_OPEN", "NUM_REQUESTS", "PackedFiles", "Reader"]
+__all__ = ["MAX_OPEN", "NUM_REQUESTS", "PackedFiles", "Reader", "tables"]
 
 
 def _most_files() -> int:
@@ -45,7 +46,8 @@ NUM_REQUESTS = 16  # remote files that are asked at a time; each joins its range
 _HASH_BLOCK = 16 << 20  # bytes of a file held while its digest is computed
 _MANIFEST = "manifest.json"  # a folder that has one is opened by it
 
-Reader = MultReader | MstrReader
+FileReader = MultReader | MstrReader
+Reader = FileReader | JoinedReader
 
 
 class PackedFiles:
@@ -154,20 +156,15 @@ class PackedFiles:
         return chosen
 
     def _list_manifest(self, location: str) -> tuple[PackedFile, ...]:
-        source = self._source(location)
-        try:
-            content = bytes(source.view_many([(0, source.size)])[0]) if source.size else b""
-        finally:
-            source.close()
-        name = location.replace(os.sep, "/")
-        self.manifest = parse_manifest(content, name=name, form=self._format)
+        self.manifest = _read_manifest(location, self._source(location), form=self._format)
         return self.manifest.files
 
     def _open_all(self, locations: Sequence[str]) -> tuple[PackedFile, ...]:
         """Files without a list of what they hold: each is opened now, and the first ones stay open."""
         entries: list[PackedFile] = []
         try:
-            with contextlib.closing(self._open_each(locations)) as readers:
+            files = [(location, None) for location in locations]
+            with contextlib.closing(self._open_each(files)) as readers:
                 for number, (location, reader) in enumerate(zip(locations, readers, strict=True)):
                     if number < MAX_OPEN:
                         self._opened[number] = reader
@@ -179,8 +176,8 @@ class PackedFiles:
                         if number not in self._opened:
                             reader.close()
         except BaseException:
-            for reader in self.take_opened().values():
-                reader.close()
+            for opened in self.take_opened().values():
+                opened.close()
             raise
         return tuple(entries)
 
@@ -188,10 +185,10 @@ class PackedFiles:
         if self._format is not None and reader.format.lower() != self._format:
             raise SchemaMismatchError(f"{location}: found a {reader.format} file, expected {self._format}")
 
-    def _open_each(self, locations: Sequence[str]) -> Generator[Reader]:
-        """Readers in order; while one is used, some of the remote ones after it are being opened."""
-        tasks = [partial(self._open_reader, location) for location in locations]
-        if len(tasks) == 1 or all(_local(location) is not None for location in locations):
+    def _open_each(self, files: Sequence[tuple[str, int | None]], *, cached: bool = True) -> Generator[FileReader]:
+        """Yields readers of files, given as location and size, in order; the next remote ones are opened meanwhile."""
+        tasks = [partial(self._open_reader, location, size, cached=cached) for location, size in files]
+        if len(tasks) == 1 or all(_local(location) is not None for location, _ in files):
             return (task() for task in tasks)
         return _run_ahead(tasks)
 
@@ -215,20 +212,33 @@ class PackedFiles:
             OSError: a local file cannot be read.
         """
         file = self.entries[number]
-        if self.manifest is None:
-            reader = self._open_reader(file.location, cached=cached)
-        else:
+        files = [(file.location, file.size), *((stream.location, stream.size) for stream in file.streams)]
+        readers: list[FileReader] = []
+        try:
             try:
-                reader = self._open_reader(file.location, file.size, cached=cached)
+                with contextlib.closing(self._open_each(files, cached=cached)) as opened:
+                    for reader in opened:
+                        readers.append(reader)
             except (OSError, SourceError) as error:
-                detail = f"partition {file.partition!r}: {file.location} cannot be read: {error}"
-                raise SourceError(self.name, detail) from error
-        if len(reader) != file.num_samples:
-            reader.close()
-            listed = "it had" if self.manifest is None else f"{self.name} lists"
-            detail = f"does not hold the samples that {listed}"
-            raise CorruptError(file.location, detail, found=len(reader), expected=file.num_samples)
-        return reader
+                if self.manifest is None:
+                    raise
+                location = files[len(readers)][0]
+                reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{location}: ")
+                detail = f"{location} cannot be read: {reason.removeprefix('cannot be read: ')}"
+                raise SourceError(self.name, f"partition {file.partition!r}: {detail}") from error
+            packed, *streams = readers
+            if len(packed) != file.num_samples:
+                listed = "it had" if self.manifest is None else f"{self.name} lists"
+                detail = f"does not hold the samples that {listed}"
+                raise CorruptError(file.location, detail, found=len(packed), expected=file.num_samples)
+            if not streams:
+                return packed
+            names = [stream.name for stream in file.streams]
+            return JoinedReader(packed, list(zip(names, streams, strict=True)))
+        except BaseException:
+            for reader in readers:
+                reader.close()
+            raise
 
     def check_alike(self, first: Reader, other: Reader) -> None:
         """Refuse, with `SchemaMismatchError`, a file with other fields than the first."""
@@ -238,10 +248,10 @@ class PackedFiles:
             detail = f"{first.path} has {_words(first)}; {other.path} has {_words(other)}"
             raise SchemaMismatchError(f"{self.name}: its files differ in fields: {detail}")
 
-    def digest(self, number: int) -> str:
-        """SHA-256 of one file as it is now, hexadecimal, computed in blocks."""
+    def digest(self, location: str) -> str:
+        """Returns the SHA-256 of a file as it is now, hexadecimal, computed in blocks."""
         digest = hashlib.sha256()
-        source = self._source(self.entries[number].location, cached=False)
+        source = self._source(location, cached=False)
         try:
             for start in range(0, source.size, _HASH_BLOCK):
                 size = min(_HASH_BLOCK, source.size - start)
@@ -252,14 +262,9 @@ class PackedFiles:
         return digest.hexdigest()
 
     def _source(self, location: str, *, cached: bool = True) -> ByteSource:
-        path = _local(location)
-        if path is not None:
-            return MappedFile(path)
-        from mm_assets.storage.remote import RemoteFile
+        return _open_source(location, self._options, self._cache if cached else None)
 
-        return RemoteFile(location, self._options, self._cache if cached else None)
-
-    def _open_reader(self, location: str, size: int | None = None, *, cached: bool = True) -> Reader:
+    def _open_reader(self, location: str, size: int | None = None, *, cached: bool = True) -> FileReader:
         source = self._source(location, cached=cached)
         try:
             if size is not None and source.size != size:
@@ -277,7 +282,50 @@ class PackedFiles:
             raise
 
 
-def _run_ahead(tasks: Sequence[Callable[[], Reader]]) -> Generator[Reader]:
+def tables(path: str | os.PathLike[str], name: str, *, storage_options: Mapping[str, Any] | None = None) -> list[str]:
+    """Returns the Parquet files of one table of a dataset version, for Polars, Spark, DuckDB or `datasets`.
+
+    A folder of tables also has the files of other versions. No file is opened but the manifest.
+
+    Args:
+        path: path or URL of a manifest (``.json``), or of the dataset's folder for the newest version.
+        name: the table, such as ``filtered_rows``.
+        storage_options: arguments for the URL's file system.
+
+    Returns:
+        paths or URLs, one per partition, in the order of the dataset's samples.
+
+    Raises:
+        ConfigError: the manifest lists no such table; the message names those it lists.
+        FormatError: it is not a manifest, is damaged, or of another version.
+        SourceError: it is remote and cannot be read.
+        OSError: it is local and cannot be read.
+    """
+    location = os.fspath(path)
+    if location and not location.endswith(".json"):
+        location = location_below(location.rstrip("/"), _MANIFEST)
+    return _read_manifest(location, _open_source(location, storage_options)).tables(name)
+
+
+def _read_manifest(location: str, source: ByteSource, *, form: str | None = None) -> Manifest:
+    try:
+        content = [bytes(source.view_many([(0, source.size)])[0]) if source.size else b""]
+    finally:
+        source.close()
+    # Popped: nothing here holds the bytes while they are parsed.
+    return parse_manifest(content.pop(), name=location.replace(os.sep, "/"), form=form)
+
+
+def _open_source(location: str, options: Mapping[str, Any] | None, cache: BlockCache | None = None) -> ByteSource:
+    path = _local(location)
+    if path is not None:
+        return MappedFile(path)
+    from mm_assets.storage.remote import RemoteFile
+
+    return RemoteFile(location, options, cache)
+
+
+def _run_ahead(tasks: Sequence[Callable[[], FileReader]]) -> Generator[FileReader]:
     """The readers that tasks open, in order, up to `NUM_REQUESTS` ahead; those that are not taken are closed."""
     with ThreadPoolExecutor(NUM_REQUESTS, thread_name_prefix="mm_assets-open") as executor:
         futures = [executor.submit(task) for task in tasks[:NUM_REQUESTS]]

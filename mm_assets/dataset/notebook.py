@@ -58,7 +58,7 @@ def _items_of(files: OpenFiles, fields: DatasetFields, index: int, names: Sequen
         try:
             payload = reader.read_sample(local, [name], verify=files.files.verify)[name]
         except FormatError as error:
-            found.append(unreadable_item(name, str(locate(error, name, (reader.path, local)))))
+            found.append(unreadable_item(name, str(locate(error, name, (reader.part_of(name).path, local)))))
             continue
         if payload is None:
             found.append(absent_item(name))

@@ -57,13 +57,15 @@ class _SharedFiles:
         self.lock = threading.RLock()  # opening a file may use the first one
         renew_in_children(self)
         self.readers: OrderedDict[int, Reader] = OrderedDict()
+        # Each reader of a file with streams has several files open.
+        self.max_open = max(1, MAX_OPEN // (1 + len(files.entries[0].streams))) if files.entries else MAX_OPEN
         self.opening: dict[int, Future[Reader]] = {}  # by threads of this process
         self.tables = 0  # bytes, of the remote ones among the readers
         for number, reader in files.take_opened().items():
             self._add(number, reader)
         self.multi_file: MultiFile | None = None
         # All files are local and few enough to stay open, and reading them as one was not tried yet.
-        self.may_be_multi_file = not files.any_remote and 0 < len(files.entries) <= MAX_OPEN
+        self.may_be_multi_file = not files.any_remote and 0 < len(files.entries) <= self.max_open
         self.users: weakref.WeakSet[OpenFiles] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
         starts = accumulate((file.num_samples for file in files.entries), initial=0)
         self.starts = tuple(starts)[:-1]
@@ -119,7 +121,7 @@ class _SharedFiles:
         self.readers[number] = reader
         self.tables += self._table_bytes(number, reader)
         # The first file stays: it holds the fields that every other is compared with.
-        while len(self.readers) > MAX_OPEN or (self.tables > MAX_TABLES and len(self.readers) > 2):
+        while len(self.readers) > self.max_open or (self.tables > MAX_TABLES and len(self.readers) > 2):
             oldest = next(key for key in self.readers if key)
             self.tables -= self._table_bytes(oldest, self.readers.pop(oldest))
 
@@ -365,10 +367,16 @@ class OpenFiles:
             num_payloads += report.num_payloads
             for one in report.damage:
                 sample = None if one.sample is None else start + one.sample
-                damage.append(replace(one, sample=sample, message=f"{file.location}: {one.message}"))
-            if file.sha256 is not None and (found := files.digest(number)) != file.sha256:
-                message = f"{file.location}: SHA-256 is not the manifest's (found {found}, expected {file.sha256})"
-                damage.append(FileDamage(message=message))
+                streams = {stream.name: stream.location for stream in file.streams}
+                message = one.message
+                if not message.startswith(tuple(streams.values())):  # which name the file already
+                    message = f"{streams.get(one.modality or '', file.location)}: {message}"
+                damage.append(replace(one, sample=sample, message=message))
+            digests = [(file.location, file.sha256), *((stream.location, stream.sha256) for stream in file.streams)]
+            for location, sha256 in digests:
+                if sha256 is not None and (found := files.digest(location)) != sha256:
+                    message = f"{location}: SHA-256 is not the manifest's (found {found}, expected {sha256})"
+                    damage.append(FileDamage(message=message))
         return VerifyReport(
             path=self.name, num_samples=self.num_samples, num_payloads=num_payloads, damage=tuple(damage)
         )

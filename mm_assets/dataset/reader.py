@@ -59,7 +59,7 @@ class SampleReader:
             field = self._fields.field(name)
             return field.writable(field.decode(payload.metadata, payload.data))
         except (FormatError, LimitError) as error:
-            raise locate(error, name, (reader.path, i)) from error
+            raise locate(error, name, (reader.part_of(name).path, i)) from error
 
     def read_samples(self, indices: Indices) -> list[dict[str, Any]]:
         """Many samples, each as `read_sample` decodes it, in the order of `indices`; one request to each file."""
@@ -196,7 +196,7 @@ class SampleReader:
             rows,
             pool=self._pool,
             threads=threads,
-            place=lambda row: self._place(positions, row),
+            place=lambda row, name: self._place(positions, row, name),
         )
 
     def _decode_batches(
@@ -212,12 +212,12 @@ class SampleReader:
             targets,
             pool=self._pool,
             threads=threads,
-            place=lambda row: self._place(positions, row),
+            place=lambda row, name: self._place(positions, row, name),
         )
 
-    def _place(self, positions: npt.NDArray[np.int64], row: int) -> tuple[str, int]:
+    def _place(self, positions: npt.NDArray[np.int64], row: int, name: str) -> tuple[str, int]:
         reader, i = self._files.locate(int(positions[row]))
-        return reader.path, i
+        return reader.part_of(name).path, i
 
 
 class RawReader:

@@ -7,6 +7,7 @@ other.
 from mm_assets.formats.batch import Chunk, Column
 from mm_assets.formats.byte_source import ByteSource, MappedFile
 from mm_assets.formats.convert import convert, open_reader
+from mm_assets.formats.joined import JoinedReader
 from mm_assets.formats.mstr_add import add_stream
 from mm_assets.formats.mstr_reader import MstrReader
 from mm_assets.formats.mstr_writer import MstrWriter
@@ -22,6 +23,7 @@ __all__ = [
     "Chunk",
     "Column",
     "FileDamage",
+    "JoinedReader",
     "MappedFile",
     "ModalitySpec",
     "MstrReader",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple, Self
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from mm_assets.errors import CorruptError
 from mm_assets.formats.batch import Bounds, Indices, blocks, check_indices, spans
 from mm_assets.formats.byte_source import MappedFile
+from mm_assets.formats.joined import JoinedReader
 from mm_assets.formats.page_cache import PAGE, Residency, merge_touching
 from mm_assets.formats.reader import PackedReader
 
@@ -42,14 +43,14 @@ RawBatch = dict[str, list[memoryview | None]]
 # --- one file ---------------------------------------------------------------------------------------------------------
 
 
-def read_raw(reader: PackedReader, indices: Indices, names: Sequence[str]) -> RawBatch:
+def read_raw(file: PackedReader | JoinedReader, indices: Indices, names: Sequence[str]) -> RawBatch:
     """The data of many samples of a file without their records, by modality, each list in the order of `indices`.
 
     Of a mapped file these are views into the mapping. Pages that are not in memory are requested together; a remote
     file gets one request.
 
     Args:
-        reader: of the file.
+        file: its reader.
         indices: of the samples, repeats allowed; negative count from the end.
         names: modalities to read. Nothing else is touched.
 
@@ -62,7 +63,10 @@ def read_raw(reader: PackedReader, indices: Indices, names: Sequence[str]) -> Ra
         CorruptError: a payload is out of place or, where the reader verifies, damaged; nothing is returned then.
         ValueError: the reader is closed.
     """
-    cache: RawCache | None = reader.raw_cache
+    cache: RawCache | None = file.raw_cache
+    if cache is None and isinstance(file, JoinedReader):  # which never has one: no other file pays for this test
+        return file.read_each(names, lambda part, own: read_raw(part, indices, own))
+    reader: PackedReader = file  # type: ignore[assignment]
     if cache is None:
         cache = reader.raw_cache = RawCache()
     # The shortcut of loaders, where any call for a batch would be measurable: the same modalities again, all of their
@@ -100,7 +104,7 @@ def read_raw(reader: PackedReader, indices: Indices, names: Sequence[str]) -> Ra
     return _slices(reader, source, names, bounds)
 
 
-def scan_raw(reader: PackedReader, names: Sequence[str]) -> Iterator[RawBatch]:
+def scan_raw(reader: PackedReader | JoinedReader, names: Sequence[str]) -> Iterator[RawBatch]:
     """The data of all samples of a file in order, in blocks as `read_raw` gives them.
 
     A block has up to 384 payloads of a mapped file and, unless it is a single one, up to 16 MiB. What follows is paged
@@ -115,13 +119,26 @@ def scan_raw(reader: PackedReader, names: Sequence[str]) -> Iterator[RawBatch]:
         CorruptError: a payload is out of place or, where the reader verifies, damaged.
         ValueError: the reader is closed.
     """
-    numbers = [reader.number_of(name) for name in names]
-    if reader.mapped is None or reader.verifies or not numbers:
-        return _scan_payloads(reader, names)
-    return _scan_mapped(reader, reader.mapped, names, numbers)
+    split = reader.split(names) if isinstance(reader, JoinedReader) else [(reader, names)]
+    parts = []
+    for part, own in split:
+        numbers = [part.number_of(name) for name in own]
+        if part.mapped is None or part.verifies or not numbers:
+            return _scan_payloads(reader, names)
+        parts.append(_Part(part, part.mapped, own, numbers))
+    return _scan_mapped(parts, names)
 
 
-def _scan_payloads(reader: PackedReader, names: Sequence[str]) -> Iterator[RawBatch]:
+class _Part(NamedTuple):
+    """A file to scan, and the modalities to read of it."""
+
+    reader: PackedReader
+    source: MappedFile
+    names: Sequence[str]
+    numbers: Sequence[int]
+
+
+def _scan_payloads(reader: PackedReader | JoinedReader, names: Sequence[str]) -> Iterator[RawBatch]:
     for chunk in reader.scan(names):
         yield {
             name: [None if payload is None else memoryview(payload.data) for payload in payloads]
@@ -129,24 +146,32 @@ def _scan_payloads(reader: PackedReader, names: Sequence[str]) -> Iterator[RawBa
         }
 
 
-def _scan_mapped(
-    reader: PackedReader, source: MappedFile, names: Sequence[str], numbers: Sequence[int]
-) -> Iterator[RawBatch]:
+def _scan_mapped(parts: Sequence[_Part], names: Sequence[str]) -> Iterator[RawBatch]:
     rows = max(1, SCAN_VIEWS // len(names))
-    nothing = Bounds((), (), ())
-    for bounds, _ in pairwise(chain(_fetched_runs(reader, numbers), [nothing])):  # one run ahead of what is used
-        for start, stop in spans(len(bounds.starts[0]), rows):
-            yield _slices(reader, source, names, bounds.run(start, stop))
+    (reader, source, own, _), *others = parts
+    for ((first, *rest), count), _ in pairwise(chain(_fetched_runs(parts), [((), 0)])):  # one run ahead of what is used
+        for start, stop in spans(count, rows):
+            block = _slices(reader, source, own, first.run(start, stop))
+            if others:
+                columns = [
+                    _slices(part.reader, part.source, part.names, bounds.run(start, stop))
+                    for part, bounds in zip(others, rest, strict=True)
+                ]
+                block = _merged([block, *columns], names)
+            yield block
 
 
-def _fetched_runs(reader: PackedReader, numbers: Sequence[int]) -> Iterator[Bounds]:
-    """Bounds of consecutive samples, up to 16 MiB, which are being paged in."""
-    for start, stop in spans(len(reader), SCAN_ROWS):
-        bounds = reader.data_bounds(np.arange(start, stop), numbers)
-        for begin, end in blocks((np.asarray(bounds.ends) - np.asarray(bounds.starts)).sum(axis=0)):
-            run = bounds.run(begin, end)
-            reader.fetch_data(numbers, run)
-            yield run
+def _fetched_runs(parts: Sequence[_Part]) -> Iterator[tuple[Sequence[Bounds], int]]:
+    """Bounds of consecutive samples in each file, up to 16 MiB, which are being paged in, and how many samples."""
+    for start, stop in spans(len(parts[0].reader), SCAN_ROWS):
+        indices = np.arange(start, stop)
+        bounds = [part.reader.data_bounds(indices, part.numbers) for part in parts]
+        sizes = sum((np.asarray(one.ends) - np.asarray(one.starts)).sum(axis=0) for one in bounds)
+        for begin, end in blocks(sizes):
+            runs = [one.run(begin, end) for one in bounds]
+            for part, run in zip(parts, runs, strict=True):
+                part.reader.fetch_data(part.numbers, run)
+            yield runs, end - begin
 
 
 def _slices(reader: PackedReader, source: MappedFile, names: Sequence[str], bounds: Bounds) -> RawBatch:
@@ -155,6 +180,12 @@ def _slices(reader: PackedReader, source: MappedFile, names: Sequence[str], boun
         return {name: bounds.slices(view, m) for m, name in enumerate(names)}
     except ValueError:
         raise _closed(reader) from None
+
+
+def _merged(batches: Iterable[RawBatch], names: Sequence[str]) -> RawBatch:
+    """Returns the columns of several batches as one, in the order of `names`."""
+    columns = dict(chain.from_iterable(batch.items() for batch in batches))
+    return {name: columns[name] for name in names}
 
 
 def _closed(reader: PackedReader) -> ValueError:
@@ -233,19 +264,27 @@ class MultiFile:
     """
 
     @classmethod
-    def of(cls, readers: Iterable[PackedReader]) -> Self | None:
+    def of(cls, readers: Iterable[PackedReader | JoinedReader]) -> Self | None:
         """Files as one; None unless all are local, with a tail, and not opened to verify: their reads only slice."""
-        found, sources = [], []
+        files, sources = [], []
         for reader in readers:
-            if reader.mapped is None or reader.verifies or not reader.has_checksums:
-                return None
-            found.append(reader)
-            sources.append(reader.mapped)
-        return cls(found, sources)
+            mapped = []
+            for part in reader.parts:
+                if part.mapped is None or part.verifies or not part.has_checksums:
+                    return None
+                mapped.append(part.mapped)
+            files.append(reader.parts)
+            sources.append(mapped)
+        packed, *streams = (
+            cls(*group) for group in zip(zip(*files, strict=True), zip(*sources, strict=True), strict=True)
+        )
+        packed._streams = {stream._readers[0].names[0]: stream for stream in streams}
+        return packed
 
     def __init__(self, readers: Sequence[PackedReader], sources: Sequence[MappedFile]) -> None:
         self._readers = readers
         self._sources = sources
+        self._streams: Mapping[str, Self] = {}  # by modality, the streams of these files
         self._views = [source.whole for source in sources]
         self._ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
         self._columns = _Columns(MAX_DATASET_BOUNDS)
@@ -261,6 +300,19 @@ class MultiFile:
             positions: through all files, within them.
             names: modalities that the files have.
         """
+        if self._streams and not self._streams.keys().isdisjoint(names):
+            return self._read_joined(positions, names)
+        return self._read(positions, names)
+
+    def _read_joined(self, positions: npt.NDArray[np.int64], names: Sequence[str]) -> RawBatch | None:
+        """Reads packed files and streams, each by its own look-up."""
+        own = [name for name in names if name not in self._streams]
+        batches = [self._read(positions, own)] if own else []
+        batches += [self._streams[name].read(positions, (name,)) for name in names if name in self._streams]
+        found = [batch for batch in batches if batch is not None]
+        return _merged(found, names) if len(found) == len(batches) else None
+
+    def _read(self, positions: npt.NDArray[np.int64], names: Sequence[str]) -> RawBatch | None:
         columns = []
         for name in names:
             column = self._columns.get(name) or self._columns.make(name, self._readers)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
+from operator import eq
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -268,6 +269,25 @@ class PackedReader(ABC):
         provenance: dict[str, Any] = self.schema.get("provenance", {})
         return provenance
 
+    @property
+    def parts(self) -> tuple[PackedReader, ...]:
+        """The files that hold the samples: this one; of a `JoinedReader` several."""
+        return (self,)
+
+    def part_of(self, name: str) -> PackedReader:
+        """Returns the file that holds a modality: this one. See `JoinedReader.part_of`."""
+        return self
+
+    def has_ids_of(self, other: PackedReader) -> bool:
+        """Whether both files have the same ids in the same order.
+
+        Compares the checksums of their ids sections, which opening has read; if one has no such section, the ids.
+        """
+        mine, its = self._sections.get(IDS_SECTION), other._sections.get(IDS_SECTION)
+        if mine is None or its is None:
+            return len(self) == len(other) and all(map(eq, self.sample_ids, other.sample_ids))
+        return (mine.size, mine.crc32c) == (its.size, its.crc32c)
+
     def __len__(self) -> int:
         return self._num_samples
 
@@ -473,21 +493,7 @@ class PackedReader(ABC):
             KeyError: no such modality.
             CorruptError: a payload is out of place or, with `verify`, damaged.
         """
-        numbers = self._numbers_of(names)
-        check = self._checks(verify)
-        for first, last in spans(self._num_samples, batch.BLOCK_ROWS):
-            indices = np.arange(first, last)
-            places = self._locate(indices, numbers)
-            sizes = np.zeros(len(indices), np.uint64)
-            for found in places.values():
-                sizes += found.sizes
-            for start, stop in blocks(sizes):
-                run = {number: found.run(start, stop) for number, found in places.items()}
-                columns = self._fetch(indices[start:stop], run, check)
-                payloads = {name: column.payloads() for name, column in columns.items()}
-                yield Chunk(indices=indices[start:stop], payloads=payloads)
-                for found in run.values():
-                    self._drop(found.ptrs, found.sizes)
+        return scan_files([(self, self.names if names is None else names)], verify=verify)
 
     def _drop(self, ptrs: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> None:
         """Releases the pages of checked ranges, from their lowest byte to their highest."""
@@ -591,6 +597,36 @@ class PackedReader(ABC):
         source = self._source.path if isinstance(self._source, MappedFile) else self._source
         modalities = None if self.has_checksums else self.modalities
         return _reopen, (type(self), source, modalities, self.verifies)
+
+
+def scan_files(files: Sequence[tuple[PackedReader, Sequence[str]]], *, verify: bool | None = None) -> Iterator[Chunk]:
+    """Yields all samples of files that hold the same samples, in order; see `PackedReader.scan`.
+
+    Args:
+        files: each with the modalities to read of it; one or more.
+        verify: as for `PackedReader.scan`.
+    """
+    parts = [(reader, reader._numbers_of(names), reader._checks(verify)) for reader, names in files]
+    return _scan_parts(len(files[0][0]), parts)
+
+
+def _scan_parts(count: int, parts: Sequence[tuple[PackedReader, Sequence[int], bool]]) -> Iterator[Chunk]:
+    for first, last in spans(count, batch.BLOCK_ROWS):
+        indices = np.arange(first, last)
+        located = [reader._locate(indices, numbers) for reader, numbers, _ in parts]
+        sizes = np.zeros(len(indices), np.uint64)
+        for found in chain.from_iterable(one.values() for one in located):
+            sizes += found.sizes
+        for start, stop in blocks(sizes):
+            runs = [{number: found.run(start, stop) for number, found in one.items()} for one in located]
+            payloads: dict[str, list[Payload | None]] = {}
+            for (reader, _, check), run in zip(parts, runs, strict=True):
+                columns = reader._fetch(indices[start:stop], run, check)
+                payloads.update((name, column.payloads()) for name, column in columns.items())
+            yield Chunk(indices=indices[start:stop], payloads=payloads)
+            for (reader, _, _), run in zip(parts, runs, strict=True):
+                for found in run.values():
+                    reader._drop(found.ptrs, found.sizes)
 
 
 def _reopen(

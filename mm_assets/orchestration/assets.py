@@ -5,36 +5,40 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import dagster as dg
-from dagster._core.events import AssetObservationData
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.automation import automation_condition, freshness_policy
 from mm_assets.orchestration.checks import check_specs
-from mm_assets.orchestration.events import forget_planned_checks
 from mm_assets.orchestration.lineage import described_data
-from mm_assets.orchestration.partitions import asset_key, check_job_name, code_version, shard_partitions, shards_key
+from mm_assets.orchestration.partitions import (
+    asset_key,
+    check_job_name,
+    code_version,
+    load_job_name,
+    shard_partitions,
+    shards_key,
+)
+from mm_assets.orchestration.recorder import RunEvents, forget_planned_checks
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
     failed_checks,
     failed_observation,
     failed_said,
-    loss_tables,
+    losses_of_failed,
     manifest_result,
     published_result,
     stage_result,
 )
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import failed_before, rolled_up, rollup_of_records
-from mm_assets.orchestration.runs import exclusive_step, leased_run
+from mm_assets.orchestration.runs import claimed_run, exclusive_step
 from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, packed_stages
 from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.partition.inputs import PartitionWork
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import manifests
-from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.losses import loss_totals
 from mm_assets.pipeline.state.records import StageFailure
 
 __all__ = ["build_assets"]
@@ -51,13 +55,6 @@ def _reported() -> Iterator[None]:
         raise failure_of(error) from shown_cause(error)
 
 
-def _losses(dataset: DatasetStore, key: str) -> dict[str, Any]:
-    """What a partition that failed lost before; nothing if that cannot be read."""
-    with suppress(MmAssetsError, OSError):
-        return loss_tables(loss_totals(dataset, [key]))
-    return {}
-
-
 def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
     """Every asset of the dataset, with its checks."""
     tables = [_table_asset(spec, stage, make) for stage, make in stages.TABLE_STAGES.items()]
@@ -67,6 +64,10 @@ def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
 def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
     """What the UI and Dagster's lineage need to know of a stage's asset."""
     metadata, tags = described_data(spec, stage)
+    many = (
+        f"For many partitions launch the job `{load_job_name(spec)}`, one run that takes all that are pending: "
+        "*Materialize all* starts a run for each partition."
+    )
     above = [asset_key(spec, one) for one in stage.upstream if one.is_made(spec)]
     return {
         "key": asset_key(spec, stage),
@@ -77,7 +78,9 @@ def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
         "deps": above or [shards_key(spec)],
         "group_name": spec.name,
         "owners": list(spec.owners),
-        "description": "\n\n".join(filter(None, (stage.description, spec.description))),
+        "description": "\n\n".join(
+            filter(None, (stage.description, "" if stage is MANIFEST else many, spec.description))
+        ),
         "kinds": set(stage.kinds),
         "code_version": code_version(spec, stage),
     }
@@ -92,19 +95,22 @@ def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage)
     """
     dataset = open_dataset(context, spec)
     with exclusive_step(context, dataset) as key:
+        work: PartitionWork | None = None
         try:
             with PartitionWork.registered(dataset, key) as work:
                 yield work
         except Exception as error:  # whatever ends the step is shown on the partition's page, then raised again
             failure = StageFailure.of(error, stage=stage.name, partition=key)
+            completed = None
             with suppress(MmAssetsError, OSError):  # the storage may be what failed
-                dataset.write_failure(failure)
+                completed = None if work is None else work.stages
+            dataset.write_failure(failure, completed)
             _observe_failure(context, spec, failure)
             forget_planned_checks(context.instance, context.run.run_id)
             if not isinstance(error, MmAssetsError):
                 raise
             said = failed_said(spec, failure)
-            metadata = _losses(dataset, key)
+            metadata = losses_of_failed(dataset, [key])
             raise dg.Failure(description=said, metadata=metadata, allow_retries=False) from shown_cause(error)
 
 
@@ -129,14 +135,9 @@ def _stop_at_checks(
 
 def _observe_failure(context: dg.AssetExecutionContext, spec: DatasetSpec, failure: StageFailure) -> None:
     """Stores for the page of a partition that and why it failed, and what to do."""
-    observation = failed_observation(spec, failure)
-    event = dg.DagsterEvent(
-        event_type_value=dg.DagsterEventType.ASSET_OBSERVATION.value,
-        job_name=context.job_name,
-        step_key=context.get_step_execution_context().step.key,
-        event_specific_data=AssetObservationData(observation),
-    )
-    context.instance.report_dagster_event(event, context.run.run_id)
+    step = context.get_step_execution_context().step.key
+    run = {"run_id": context.run.run_id, "job_name": context.job_name, "step_key": step}
+    RunEvents(context.instance, spec, **run).store([failed_observation(spec, failure)])
 
 
 def _table_asset(spec: DatasetSpec, stage: Stage, make: _MakeStage) -> dg.AssetsDefinition:
@@ -172,8 +173,8 @@ def _rechecked(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stag
     if spec.checks == "rollup" and not context.has_partition_key:  # a check of all partitions may have none
         dataset = open_dataset(context, spec)
         with _reported():
-            found = rollup_of_records(dataset, stage)
-        yield found
+            found = rollup_of_records(dataset, [stage])
+        yield from found
         return
     if not context.has_partition_key:  # as those of the UI's "Execute all" are
         how = f"launch the job `{check_job_name(spec)}` for one, which runs its checks and makes nothing"
@@ -187,7 +188,7 @@ def _rechecked(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stag
 
 
 def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
-    """The asset of a partition's marker."""
+    """The asset of the publication of a partition."""
 
     def body(context: dg.AssetExecutionContext) -> MaterializeResult:
         with _working(context, spec, PUBLISHED) as work:
@@ -199,7 +200,7 @@ def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
 def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
     def body(context: dg.AssetExecutionContext) -> MaterializeResult:
         dataset = open_dataset(context, spec)
-        with _reported(), leased_run(context, dataset):
+        with _reported(), claimed_run(context, dataset):
             return manifest_result(spec, manifests.build_manifest(dataset))
 
     return _decorated(spec, MANIFEST, body, partitions_def=None)
@@ -231,7 +232,7 @@ def _checked(
     results = check_results(spec, result, wanted=wanted)
     if spec.checks == "rollup":
         key, instance = context.partition_key, context.instance
-        return [rolled_up(failed_before(instance, found), found, key) for found in results]
+        return [rolled_up(failed_before(instance, found), [(found, key)]) for found in results]
     return results
 
 

@@ -3,16 +3,13 @@
 It is a job of one step, since Dagster gives no partitions to a job that has checks alone.
 """
 
-from collections import deque
-from functools import partial
-
 import dagster as dg
 
 from mm_assets.errors import MmAssetsError
-from mm_assets.orchestration.events import Batch, RunEvents
 from mm_assets.orchestration.jobs import partition_executor
 from mm_assets.orchestration.partitions import check_job_name, shard_partitions
-from mm_assets.orchestration.report import check_results, evaluation_of, failed_checks, failed_observation, failed_said
+from mm_assets.orchestration.recorder import Checked, Event, RunEvents
+from mm_assets.orchestration.report import check_results, failed_checks, failed_observation, failed_said
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, tag_process
@@ -34,7 +31,8 @@ def build_check_job(spec: DatasetSpec) -> dg.JobDefinition:
         dataset = open_dataset(context, spec)
         if spec.checks == "rollup":
             tag_process(context)
-            _record(context, [(rollup_of_records(dataset, stage), None) for stage in recorded_stages(spec)], [])
+            results = rollup_of_records(dataset, recorded_stages(spec))
+            RunEvents.of(context, spec).store([Checked(result, None) for result in results])
             return
         with exclusive_step(context, dataset):
             _check(context, dataset)
@@ -61,7 +59,7 @@ def _check(context: dg.OpExecutionContext, dataset: DatasetStore) -> None:
         dg.Failure: a check failed that stops a partition, or a stage could not be checked.
     """
     spec, key = dataset.spec, context.partition_key
-    results: list[tuple[dg.AssetCheckResult, str | None]] = []
+    events: list[Event] = []
     failed: list[StageFailure] = []
     for stage in recorded_stages(spec):
         try:
@@ -70,28 +68,10 @@ def _check(context: dg.OpExecutionContext, dataset: DatasetStore) -> None:
         except MmAssetsError as error:
             failed.append(StageFailure.of(error, stage=stage.name, partition=key))
             continue
-        results += [(found, key) for found in check_results(spec, result)]
+        events += [Checked(found, key) for found in check_results(spec, result)]
         if (failure := failed_checks(result)) is not None:
             failed.append(failure)
-    _record(context, results, [failed_observation(spec, failure) for failure in failed])
+    RunEvents.of(context, spec).store([*events, *(failed_observation(spec, failure) for failure in failed)])
     if failed:
         description = "\n".join(failed_said(spec, failure) for failure in failed)
         raise dg.Failure(description=description, allow_retries=False)
-
-
-def _record(
-    context: dg.OpExecutionContext,
-    results: list[tuple[dg.AssetCheckResult, str | None]],
-    observations: list[dg.AssetObservation],
-) -> None:
-    """Stores results, each with its partition, and observations as events of the run."""
-    events = RunEvents(context.instance, run_id=context.run_id, job_name=context.job_name, step_key=context.op_def.name)
-    calls = [partial(_store, events, found, key) for found, key in results]
-    try:
-        events.store([Batch(calls=deque([*calls, *(partial(events.observed, one) for one in observations)]))])
-    finally:
-        events.release()
-
-
-def _store(events: RunEvents, found: dg.AssetCheckResult, partition: str | None) -> None:
-    events.checked(evaluation_of(found, partition, events.latest))

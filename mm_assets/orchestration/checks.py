@@ -10,7 +10,7 @@ from mm_assets.orchestration.partitions import asset_key, shard_partitions
 from mm_assets.pipeline.chain import MANIFEST, RECORDED_STAGES, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 
-__all__ = ["ROLLUP", "UNIQUE_IDS", "check_specs", "rules_of", "slow_pages"]
+__all__ = ["ROLLUP", "UNIQUE_IDS", "check_specs", "rules_of", "settled_checks", "slow_pages"]
 
 UNIQUE_IDS = "unique_ids"
 ROLLUP = "all_rules"  # the check of an asset with `checks: rollup`
@@ -62,11 +62,41 @@ def _description(name: str, rules: tuple[Check, ...]) -> str:
     return about + "\n\n" + "\n".join(f"- `{rule.name}`: {rule.description}" for rule in rules)
 
 
+def settled_checks(
+    instance: dg.DagsterInstance, spec: DatasetSpec, num_partitions: int = 0
+) -> tuple[DatasetSpec, str | None]:
+    """Returns the declaration, with `rollup` for `auto` if that applies, and a message if it applies from now on.
+
+    The instance's database keeps the decision, for every process and for good: a dataset whose number of partitions
+    goes up and down would otherwise change its checks each time, and Dagster shows only results of checks that exist.
+
+    Args:
+        instance: the instance that shows the checks.
+        spec: the declaration.
+        num_partitions: number of registered partitions; 0 decides nothing.
+    """
+    if spec.checks != "auto":
+        return spec, None
+    cursors, key = instance.daemon_cursor_storage, f"mm_assets/{spec.name}/checks"
+    is_new = not cursors.get_cursor_values({key})
+    if is_new and num_partitions <= _MOST_PARTITIONS:
+        return spec, None
+    message = None
+    if is_new:
+        cursors.set_cursor_values({key: "rollup"})
+        message = (
+            f"{num_partitions:,} partitions, more than {_MOST_PARTITIONS:,}: from now on Dagster has one check result "
+            f"per asset, {ROLLUP}, for all partitions together. Reload the code location to see it; earlier results "
+            "stay in the events of their runs. `checks: grouped` keeps results of each partition"
+        )
+    return spec.replace(checks="rollup"), message
+
+
 def slow_pages(spec: DatasetSpec, num_partitions: int) -> str | None:
     """A warning for a dataset with too many partitions for checks that have them; None for others."""
-    if spec.checks == "rollup" or num_partitions <= _MOST_PARTITIONS:
+    if spec.checks in ("auto", "rollup") or num_partitions <= _MOST_PARTITIONS:
         return None
     return (
         f"{num_partitions:,} partitions make Dagster's pages slow: each request works out the state of the checks of "
-        f"every partition, with a query of its database for each. Above {_MOST_PARTITIONS:,} set `checks: rollup`"
+        f"every partition, with a query of its database for each. Above {_MOST_PARTITIONS:,} leave `checks` out"
     )

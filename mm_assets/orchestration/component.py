@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from typing import Any, Self
 
 import dagster as dg
-from dagster._utils.schedules import is_valid_cron_schedule
 from pydantic import BaseModel, RootModel, model_validator
 
 from mm_assets.errors import ConfigError
@@ -153,8 +152,11 @@ class ShardDataset(dg.Component):
             config, root = context.resolution_context.resolve_value(given), default_root()
             declared = DatasetSpec.from_config(config, where=str(where), base=where.parent, default_root=root)
             name = declared.name
-            if not is_valid_cron_schedule(declared.cron):  # the thirtieth of February
-                raise ConfigError(where, "cron", f"is {declared.cron!r}, which Dagster takes for no time")
+            try:
+                dg.ScheduleDefinition(name="cron", job_name="cron", cron_schedule=declared.cron)
+            except dg.DagsterInvalidDefinitionError as error:  # the thirtieth of February
+                detail = f"is {declared.cron!r}, which Dagster takes for no time"
+                raise ConfigError(where, "cron", detail) from error
         except ConfigError as error:
             variables = ", ".join(sorted({variable for _, variable, _ in unset}))
             note = f"; dataset {name!r} names environment variables that are not set: {variables}" if unset else ""

@@ -1,4 +1,4 @@
-"""Jobs: `<dataset>_pack` takes one partition from shard to marker, `<dataset>_manifest` makes the next version."""
+"""Jobs: `<dataset>_pack` runs one partition, from its shards to its record; `<dataset>_manifest` builds a version."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -24,7 +24,7 @@ def build_jobs(spec: DatasetSpec, assets: Iterable[dg.AssetsDefinition]) -> list
     partitioned = [key for asset in assets for key in asset.keys if key != manifest]
     about = f" {spec.description}" if spec.description else ""
     jobs = (
-        (job_name(spec), partitioned, f"One partition of {spec.name}, from shard to publication marker."),
+        (job_name(spec), partitioned, f"One partition of {spec.name}, from shards to record."),
         (manifest_job_name(spec), [manifest], f"The next version of {spec.name}: lists the published partitions."),
     )
     return [

@@ -3,6 +3,7 @@
 A bad partition never stops the others; its errors are returned as text. Nothing here prints.
 """
 
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -10,44 +11,49 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 
-from mm_assets.errors import ConfigError, SourceError
+from mm_assets.errors import ConfigError, MmAssetsError, SourceError, first_line
+from mm_assets.orchestration.checks import settled_checks
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
-from mm_assets.orchestration.listing import declared_in
-from mm_assets.orchestration.load import Load, Recorded, catch_up, execute_load, named_keys
-from mm_assets.orchestration.mirror import lost_said
+from mm_assets.orchestration.load import LoadRuns, declared_in
 from mm_assets.orchestration.observed_shards import observe_shards
-from mm_assets.orchestration.partitions import add_partitions
-from mm_assets.orchestration.patience import away_named, patient, unusable_said
-from mm_assets.orchestration.runs import LOAD_TAG, MOST_PARTITIONS, full_pool_said
+from mm_assets.orchestration.partitions import add_partitions, shard_partitions
+from mm_assets.orchestration.recorder import Recorder, is_known_manifest, is_unavailable, unrecorded_message
+from mm_assets.orchestration.report import manifest_result
 from mm_assets.orchestration.viewer import expect_viewer
 from mm_assets.pipeline.chain import Stage
-from mm_assets.pipeline.dagster_home import find_dagster_home
+from mm_assets.pipeline.dagster_home import find_dagster_home, missing_databases
 from mm_assets.pipeline.load.engine import Engine
-from mm_assets.pipeline.load.tasks import PartitionRun
+from mm_assets.pipeline.load.tasks import LoadEnd, PartitionRun, load_partitions
+from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.claims import Claims, Slice
 from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.manifests import build_manifest
 from mm_assets.pipeline.state.registration import Registration, register
-from mm_assets.pipeline.state.staleness import Present
-from mm_assets.summaries import counted
+from mm_assets.pipeline.state.staleness import DatasetState
 
 __all__ = [
+    "LoadResult",
+    "Recorded",
     "declared_datasets",
     "ensure_dagster_home",
     "open_instance",
-    "pool_wait",
+    "prepare_home",
     "register_dataset",
+    "remove_partitions",
     "run_load",
+    "start_rollup",
     "sync",
 ]
 
-_DATABASES = ("history", "schedules")  # the folders of Dagster's databases, below the instance's
+_REFUSED = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_IOERR")  # the last one also of a full disk
 _HOME_SETTINGS = """\
 # Settings of the local Dagster instance.
 telemetry: {enabled: false}
@@ -80,13 +86,52 @@ def open_instance() -> dg.DagsterInstance:
     """The Dagster instance that the UI shows too.
 
     Raises:
-        SourceError: its folder or a database of it cannot be opened for writing, or its database server is away.
+        SourceError: its folder or a database of it cannot be opened for writing, or its database server is unavailable.
+    """
+    prepare_home()
+    with unavailable_named():
+        return dg.DagsterInstance.get()
+
+
+def prepare_home() -> None:
+    """Creates the folder of the Dagster instance with its databases, unless a server has them; opens none.
+
+    Raises:
+        SourceError: the folder cannot be written.
     """
     home = ensure_dagster_home()
-    with _unusable_named(home), away_named():
+    with _unusable_named(home), unavailable_named():
         _create_databases(home)
         expect_viewer(home)
-        return patient(dg.DagsterInstance.get())
+
+
+def _unusable(home: object, refusal: str) -> SourceError:
+    advice = f"give {home} write access and free space, or set DAGSTER_HOME to a folder of your own"
+    return SourceError(home, f"the Dagster instance cannot be used: {refusal}: {advice}")
+
+
+@contextmanager
+def unavailable_named() -> Iterator[None]:
+    """Turns the error of a database that is unavailable, or that SQLite cannot write, into one that says what to do.
+
+    Raises:
+        SourceError: instead of that error.
+    """
+    try:
+        yield
+    except Exception as error:  # whatever a storage raises, also in errors of Dagster's
+        home = os.environ.get("DAGSTER_HOME", "DAGSTER_HOME")
+        cause: BaseException | None = error
+        while cause is not None:
+            if is_unavailable(cause):
+                detail = (
+                    f"Dagster's database is unavailable: {first_line(error)}: run the command again when it is back"
+                )
+                raise SourceError(home, detail) from error
+            if getattr(cause, "sqlite_errorname", "").startswith(_REFUSED):
+                raise _unusable(home, str(cause)) from error
+            cause = cause.__cause__
+        raise
 
 
 def _create_databases(home: Path) -> None:
@@ -95,12 +140,13 @@ def _create_databases(home: Path) -> None:
     Dagster creates them in place: a command at the same time, and every one after a kill, finds them without tables.
     So they are created beside their place and renamed; the first of several commands wins, and none waits.
     """
-    missing = [name for name in _DATABASES if not (home / name).exists()]
-    settings = (home / "dagster.yaml").read_bytes()
-    if not missing or re.search(rb"^(run_|event_log_|schedule_)?storage\s*:", settings, re.M):
+    missing = missing_databases(home)
+    if not missing:
         return
     with tempfile.TemporaryDirectory(prefix=".new-", dir=home) as new:
-        Path(new, "dagster.yaml").write_bytes(settings)  # without one Dagster warns, of this folder
+        Path(new, "dagster.yaml").write_bytes(
+            (home / "dagster.yaml").read_bytes()
+        )  # without one Dagster warns, of this folder
         with dg.DagsterInstance.from_config(new):
             pass
         for name in missing:
@@ -117,7 +163,8 @@ def _unusable_named(home: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SourceError(error.filename or home, unusable_said(home, error.strerror or str(error))) from error
+        path = Path(error.filename or home)  # in the folder it may have a temporary name
+        raise _unusable(home if path.is_relative_to(home) else path, error.strerror or str(error)) from error
 
 
 def declared_datasets(module: str, *, location: str | None = None) -> dict[str, DatasetSpec | ConfigError]:
@@ -149,7 +196,7 @@ def declared_datasets(module: str, *, location: str | None = None) -> dict[str, 
         raise ConfigError(module, "module", "holds no Dagster definitions")
     for component in components:
         if not isinstance(component.declared, ConfigError):
-            declared_in(component.declared, module, location or module)
+            declared_in(component.declared, location or module)
     return {component.name: component.declared for component in components}
 
 
@@ -177,13 +224,75 @@ def register_dataset(
     """Registers the dataset's shards in its folder, as `register` does, and as the instance's dynamic partitions.
 
     Raises:
-        MmAssetsError: as `register`; the instance's database is away.
+        MmAssetsError: as `register`; the instance's database is unavailable.
     """
     found = register(dataset, new_schema=new_schema, wait=True, sleep=sleep)
-    with away_named():
-        add_partitions(instance, dataset.spec, found.partitions)
-        observe_shards(instance, dataset.spec, found)
+    with unavailable_named():
+        observe_shards(instance, dataset.spec, found, add_partitions(instance, dataset.spec, found.partitions))
     return found
+
+
+def remove_partitions(dataset: DatasetStore, *, dry_run: bool) -> list[str] | None:
+    """Removes the dynamic partitions from Dagster whose shards are gone; events of them, and so their history, remain.
+
+    Nothing is removed unless Dagster has recorded the newest manifest of this folder: another folder may have a dataset
+    of the same name.
+
+    Args:
+        dataset: the dataset's folder.
+        dry_run: removes nothing.
+
+    Returns:
+        The keys of these partitions, or None if Dagster does not know the newest manifest.
+
+    Raises:
+        MmAssetsError: the folder or the instance's database is not available.
+    """
+    content = dataset.store.found_bytes("manifest.json")
+    with unavailable_named(), dg.DagsterInstance.get() as instance:
+        digest = "" if content is None else hashlib.sha256(content).hexdigest()
+        name = shard_partitions(dataset.spec).name or ""
+        known = instance.get_dynamic_partitions(name)  # before the registered ones: others may be added meanwhile
+        missing = sorted(set(known) - dataset.partitions().keys())
+        if missing and not is_known_manifest(instance, dataset.spec, digest):
+            return None
+        for key in missing if not dry_run else ():
+            instance.delete_dynamic_partition(name, key)
+    return missing
+
+
+def start_rollup(instance: dg.DagsterInstance, dataset: DatasetStore, num_partitions: int) -> str | None:
+    """Has Dagster show one check result for all partitions if there are very many; returns a message the first time.
+
+    Raises:
+        MmAssetsError: the instance's database is unavailable.
+    """
+    with unavailable_named():
+        return settled_checks(instance, dataset.spec, num_partitions)[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """How a load ended, its partitions aside.
+
+    Attributes:
+        run_id: id of its first run in Dagster.
+        failures: what went wrong, one line each; empty on success.
+        warnings: violations that its manifest's check found, one line each.
+        rebuilt: as of a `LoadEnd`.
+        state: the dataset as the manifest lists it; None if none was built.
+    """
+
+    run_id: str
+    failures: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    rebuilt: Mapping[str, str] = field(default_factory=dict)
+    state: DatasetState | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing went wrong."""
+        return not self.failures
 
 
 def run_load(
@@ -192,60 +301,80 @@ def run_load(
     *,
     engine: Engine,
     first: Stage | None = None,
+    part: Slice | None = None,
+    waits: bool = True,
     observed: Callable[[PartitionRun], object] = lambda _: None,
-    present: Present | None = None,
-) -> PartitionRun:
-    """Runs registered partitions and makes the manifest, as runs of the job `<dataset>_load` in this process.
+    report: Callable[[str], object] = lambda _: None,
+    present: DatasetState | None = None,
+    found: Registration | None = None,
+) -> LoadResult:
+    """Runs registered partitions and builds the manifest; a thread records that in runs of the job `<dataset>_load`.
 
     Args:
         spec: the declaration.
-        keys: the partitions; none makes the manifest only.
+        keys: the partitions; none builds the manifest only.
         engine: where they run.
-        first: as `Load.first`.
+        first: as of `load_partitions`.
+        part: likewise.
+        waits: likewise.
         observed: called with each partition as it ends.
+        report: called with each line on what the load waits for, also in another thread.
         present: the dataset as it is, if that is known.
-
-    Returns:
-        How the manifest, and what is not about one partition, ended; its partition is empty.
+        found: what registration found, if Dagster does not know that yet.
     """
-    failures: list[str] = []
     dataset = DatasetStore(spec) if present is None else present.dataset
-    named = keys if len(keys) <= MOST_PARTITIONS else ()
-    config = {"first_stage": "" if first is None else first.name}
-    tags: dict[str, str] = {}
-    run_id = ""
-    with Load(dataset=dataset, keys=keys, engine=engine, first=first, observed=observed, present=present) as load:
-        while not load.is_complete:
-            run_id, recorded = str(uuid.uuid4()), load.num_runs
-            try:
-                said = _execute(spec, load.run, run_id=run_id, keys=named, tags=tags, **config)
-            except SourceError as error:
-                said = (error.detail,)
-                failures.append(error.detail)
-            if load.num_runs == recorded:  # it did not come to its end
-                failures += said
-                break
-            tags = tags or {LOAD_TAG: run_id}
-        if load.refusal and load.is_complete:  # else the run that failed has said it
-            failures.append(load.refusal)
-        if load.unrecorded:
-            failures.append(lost_said(spec, load.unrecorded))
-    return PartitionRun(
-        dataset=spec.name,
-        partition="",
-        run_id=run_id,
-        failures=tuple(dict.fromkeys(failures)),
-        warnings=tuple(load.warnings),
-        present=load.present if load.is_complete else None,
+    state, load, failures = present or DatasetState(dataset), str(uuid.uuid4()), list[str]()
+    stage = "" if first is None else first.name
+    runs = LoadRuns(state, load, found, keys=keys, report=report, first_stage=stage, waits=waits)
+    recorder = Recorder(dataset, runs.execute, state=state, load=load, running=keys, report=report)
+    runs.recorder = recorder
+
+    def ended(one: PartitionReport) -> None:
+        recorder.add(one)
+        observed(PartitionRun.of(spec.name, one))
+
+    end = LoadEnd()
+    try:
+        with Claims(dataset, load) as claims, recorder:
+            if spec.pool is not None:  # its limit is in the database
+                recorder.wait_until_begun()
+            end = load_partitions(
+                state,
+                keys,
+                claims=claims,
+                engine=engine,
+                first=first,
+                part=part,
+                waits=waits,
+                ended=ended,
+                built=recorder.add_manifest,
+                report=report,
+                warned=recorder.warn,
+            )
+            recorder.error = end.refusal
+    except MmAssetsError as error:
+        failures.append(str(error))
+    if end.refusal:
+        failures.append(end.refusal)
+    if recorder.unrecorded:
+        failures.append(unrecorded_message(spec, recorder.unrecorded))
+    checks = () if end.manifest is None else manifest_result(spec, end.manifest).check_results or ()
+    return LoadResult(
+        run_id=load,
+        failures=tuple(failures),
+        warnings=tuple(f"manifest: check {c.check_name}: {c.description}" for c in checks if not c.passed),
+        rebuilt=end.rebuilt,
+        state=None if end.manifest is None else end.manifest.state,
     )
 
 
-def pool_wait(dataset: DatasetStore) -> str | None:
-    """What a load of the dataset will wait for, by the pool that it declares; None if for nothing."""
-    if dataset.spec.pool is None:
-        return None
-    with away_named(), patient(dg.DagsterInstance.get()) as instance:
-        return full_pool_said(instance, dataset)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What was recorded: the number of published partitions, the keys of failed ones, and whether the manifest was."""
+
+    num_partitions: int
+    failed: tuple[str, ...]
+    manifest: bool
 
 
 def sync(dataset: DatasetStore, *, makes_manifest: bool = False) -> Recorded:
@@ -253,49 +382,22 @@ def sync(dataset: DatasetStore, *, makes_manifest: bool = False) -> Recorded:
 
     Args:
         dataset: the dataset's folder.
-        makes_manifest: as for `catch_up`.
+        makes_manifest: whether to build the manifest first, which takes the dataset's true declaration.
 
     Raises:
-        SourceError: the run failed, other than by the partitions that had failed.
+        MmAssetsError: something could not be recorded, or the manifest could not be built.
     """
-    recorded: list[Recorded] = []
-
-    def drive(context: dg.OpExecutionContext) -> None:
-        found = catch_up(context, dataset, makes_manifest=makes_manifest)
-        recorded.append(found)
-        if found.failed:  # Dagster shows partitions as failed that were planned in a run that failed
-            said = f"{counted(len(found.failed), 'partition')} had failed: {named_keys(found.failed)}"
-            raise dg.Failure(description=said, allow_retries=False)
-
-    failures = _execute(dataset.spec, drive, run_id=str(uuid.uuid4()))
-    if not recorded:
-        raise SourceError(dataset.store.url, failures[0])
-    return recorded[0]
-
-
-def _execute(spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext], object], **options: Any) -> tuple[str, ...]:
-    """Executes a load with its driver in this process, as `execute_load`: why it failed.
-
-    Raises:
-        SourceError: the instance's database is away.
-    """
-    with away_named(), patient(dg.DagsterInstance.get()) as instance:
-        result = execute_load(instance, spec, drive, **options)
-    return () if result.success else tuple(_failures(result.all_events))
-
-
-def _failures(events: Iterable[dg.DagsterEvent]) -> Iterator[str]:
-    """Why a load failed, other than by its partitions."""
-    data = [event.step_failure_data for event in events if event.is_step_failure]
-    for found in data:
-        given = found.user_failure_data.description if found.user_failure_data else None
-        yield (given or _innermost(found.error)).strip()
-    if not data:
-        yield "the run failed before its first step"
-
-
-def _innermost(error: Any) -> str:
-    """The error raised first, which Dagster wraps in an error of its own, whose class is not public."""
-    while error is not None and error.cause is not None:
-        error = error.cause
-    return "failed" if error is None else str(error.message)
+    report = build_manifest(dataset) if makes_manifest else None
+    state, load = DatasetState(dataset), str(uuid.uuid4())
+    partitions = tuple(state.partitions.values())
+    found = Registration(partitions=partitions, added=(), changed=(), removed=(), unsettled=(), seen={})
+    runs = LoadRuns(state, load, found)
+    recorder = Recorder(dataset, runs.execute, state=state, load=load, attempts=True)
+    runs.recorder = recorder
+    with recorder:
+        recorder.add_manifest(report)
+    if recorder.unrecorded:
+        raise SourceError(dataset.store.url, unrecorded_message(dataset.spec, recorder.unrecorded))
+    return Recorded(
+        num_partitions=recorder.num_published, failed=tuple(recorder.failed), manifest=recorder.has_manifest
+    )

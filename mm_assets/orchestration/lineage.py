@@ -29,7 +29,7 @@ from mm_assets.pipeline.chain import (
     packed_stages,
 )
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS, DatasetSchema, UserColumn
 from mm_assets.rows.user_columns import ColumnTally
 from mm_assets.storage.urls import is_local, local_path
@@ -85,6 +85,8 @@ def shards_asset(spec: DatasetSpec) -> dg.AssetSpec:
 def _place(stage: Stage) -> str:
     if stage is MANIFEST:
         return "manifest.json"
+    if stage is PUBLISHED:
+        return RECORDS
     return PACKED_FOLDER if stage.packed_format else stage.name
 
 

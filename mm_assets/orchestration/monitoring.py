@@ -33,14 +33,14 @@ def has_no_worker(context: dg.OpExecutionContext) -> None:
 def _what_it_means(context: dg.OpExecutionContext) -> str:
     """What *Suspended* says about the run at hand, and how to stop it: the first thing that a reader wants to know."""
     first = context.instance.get_run_by_id(context.run.tags.get(LOAD_TAG, ""))
-    if first is not None and not first.is_finished:  # a launched one, in whose process this run is at work
+    if first is not None and not first.is_finished:  # a launched one, in whose process this run is executed
         how = f"terminate the first run of the load, {first.run_id}"
     else:
         process = f"process {os.getpid()} on {socket.gethostname()}"
         how = f"press Ctrl-C where it was started, or send SIGTERM to {process}"
     return (
-        "This run is at work. Dagster calls it suspended because no launcher has started it; run monitoring leaves it "
-        f"alone, and Terminate does not reach it. To stop it, {how}."
+        "This run is in progress. Dagster calls it suspended because no launcher has started it; run monitoring leaves "
+        f"it alone, and Terminate does not reach it. To stop it, {how}."
     )
 
 

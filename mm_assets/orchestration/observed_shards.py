@@ -5,18 +5,14 @@ They are stored as loads store events, many in a transaction, and belong to no r
 
 import hashlib
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import dagster as dg
-from dagster import DagsterEventType
-from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 
 from mm_assets.errors import MmAssetsError, masked_urls
-from mm_assets.orchestration.events import Batch, RunEvents
 from mm_assets.orchestration.lineage import copy_schema, shards_asset
 from mm_assets.orchestration.partitions import add_partitions, shard_partitions, shards_key
+from mm_assets.orchestration.recorder import RunEvents
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.orchestration.viewer import viewer_link
@@ -25,9 +21,9 @@ from mm_assets.pipeline.state.records import Partition, canonical_json
 from mm_assets.pipeline.state.registration import Registration, register
 from mm_assets.summaries import bytes_said, counted
 
-__all__ = ["build_shards_asset", "log_skipped", "observation_ids", "observe_shards"]
+__all__ = ["build_shards_asset", "log_skipped", "observe_shards"]
 
-_AT_ONCE = 200  # observations in a transaction
+_MAX_BATCH = 200  # observations that are stored in one transaction
 _VERSION = "dagster/data_version"
 
 
@@ -53,8 +49,7 @@ def build_shards_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
         except MmAssetsError as error:
             raise failure_of(error) from shown_cause(error)
         log_skipped(context.log, found)
-        add_partitions(context.instance, spec, found.partitions)
-        observe_shards(context.instance, spec, found)
+        observe_shards(context.instance, spec, found, add_partitions(context.instance, spec, found.partitions))
         yield from ()  # they are stored
 
     return decorate(observe)
@@ -71,22 +66,25 @@ def log_skipped(log: logging.Logger, found: Registration) -> None:
         log.warning(masked_urls(f"{counted(len(found.skipped), 'shard')} skipped: {'; '.join(found.skipped[:10])}"))
 
 
-def observe_shards(instance: dg.DagsterInstance, spec: DatasetSpec, found: Registration) -> None:
-    """Stores an observation of each partition that a registration added or found changed, and a copy of its schema."""
+def observe_shards(
+    instance: dg.DagsterInstance, spec: DatasetSpec, found: Registration, added: Iterable[str] = ()
+) -> None:
+    """Stores an observation of the shards of each new or changed partition, and a copy of the schema.
+
+    Args:
+        instance: where it is stored.
+        spec: the declaration.
+        found: what registration found.
+        added: further partitions that are new to the instance: it was unavailable when they were registered.
+    """
     copy_schema(spec, has_changed=bool(found.decision or found.added or found.changed))
-    partitions = {partition.key: partition for partition in found.partitions}
-    keys = [key for key in (*found.added, *found.changed) if key in partitions]
-    if not keys:
-        return
-    observations = [_observation(spec, partitions[key]) for key in keys]
-    instance.report_runless_asset_event(observations.pop(0))  # it creates the database of events without a run
-    events = RunEvents(instance, run_id=RUNLESS_RUN_ID, job_name=RUNLESS_JOB_NAME, step_key=None)
-    try:
-        for start in range(0, len(observations), _AT_ONCE):
-            calls = [partial(events.observed, one) for one in observations[start : start + _AT_ONCE]]
-            events.store([Batch(calls=deque(calls))])
-    finally:
-        events.release()
+    due = {*added, *found.added, *found.changed}
+    observations = [_observation(spec, partition) for partition in found.partitions if partition.key in due]
+    if observations:
+        instance.report_runless_asset_event(observations.pop(0))  # it creates the database of events without a run
+        events = RunEvents(instance, spec, run_id="", job_name="", step_key=None)
+        for start in range(0, len(observations), _MAX_BATCH):
+            events.store(observations[start : start + _MAX_BATCH])
 
 
 def _observation(spec: DatasetSpec, partition: Partition) -> dg.AssetObservation:
@@ -104,9 +102,3 @@ def _observation(spec: DatasetSpec, partition: Partition) -> dg.AssetObservation
         },
         tags={_VERSION: _version(partition.fingerprints)},
     )
-
-
-def observation_ids(instance: dg.DagsterInstance, spec: DatasetSpec) -> Mapping[str, int]:
-    """The storage id of the latest observation of each partition's shards."""
-    storage = instance.event_log_storage
-    return storage.get_latest_storage_id_by_partition(shards_key(spec), DagsterEventType.ASSET_OBSERVATION)

@@ -36,7 +36,7 @@ def shards_key(spec: DatasetSpec) -> dg.AssetKey:
 def code_version(
     spec: DatasetSpec, stage: Stage, made_with: Mapping[Stage, Mapping[str, str]] | None = None
 ) -> str | None:
-    """What Dagster compares to tell whether an asset is stale; None for the manifest, which follows from markers.
+    """What Dagster compares to tell whether an asset is stale; None for the manifest, which follows from records.
 
     Args:
         spec: the declaration.
@@ -53,8 +53,8 @@ def shard_partitions(spec: DatasetSpec) -> dg.DynamicPartitionsDefinition:
     return dg.DynamicPartitionsDefinition(name=f"{spec.name}_shards")
 
 
-def add_partitions(instance: dg.DagsterInstance, spec: DatasetSpec, partitions: Iterable[Partition]) -> None:
-    """Adds registered partitions to the instance's dynamic partitions."""
+def add_partitions(instance: dg.DagsterInstance, spec: DatasetSpec, partitions: Iterable[Partition]) -> list[str]:
+    """Adds registered partitions to the instance's dynamic partitions; returns the keys of the new ones."""
     name, keys = shard_partitions(spec).name or "", [partition.key for partition in partitions]
     while True:
         known = set(instance.get_dynamic_partitions(name))  # asked first: a statement takes a limited number of keys
@@ -66,11 +66,11 @@ def add_partitions(instance: dg.DagsterInstance, spec: DatasetSpec, partitions: 
             if known.issuperset(instance.get_dynamic_partitions(name)):
                 raise
         else:
-            return
+            return new
 
 
 def job_name(spec: DatasetSpec) -> str:
-    """Name of the job that takes one partition from shard to marker."""
+    """Name of the job that takes one partition from its shards to its record."""
     return f"{spec.name}_pack"
 
 
@@ -80,7 +80,7 @@ def check_job_name(spec: DatasetSpec) -> str:
 
 
 def load_job_name(spec: DatasetSpec) -> str:
-    """Name of the job that takes many partitions from shard to marker, and makes the manifest."""
+    """Name of the job that takes many partitions from their shards to their records, and builds the manifest."""
     return f"{spec.name}_load"
 
 

@@ -2,7 +2,8 @@
 
 import json
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ import pyarrow as pa
 
 from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
-from mm_assets.errors import best_effort, masked_urls
+from mm_assets.dataset.manifest import manifest_partitions
+from mm_assets.errors import MmAssetsError, best_effort, masked_urls
 from mm_assets.orchestration.checks import UNIQUE_IDS, rules_of
-from mm_assets.orchestration.events import Target
 from mm_assets.orchestration.lineage import modality_columns
 from mm_assets.orchestration.partitions import asset_key
 from mm_assets.orchestration.shown import (
@@ -28,16 +29,17 @@ from mm_assets.orchestration.shown import (
     text_table,
 )
 from mm_assets.orchestration.viewer import viewer_link
-from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, packed_files
+from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage
 from mm_assets.pipeline.partition.preview import shortened
 from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.partition.stages import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.added_streams import names_set_aside
 from mm_assets.pipeline.state.duplicate_ids import duplicates_said
-from mm_assets.pipeline.state.losses import FAILED, KINDS, Loss, LossTotal, kind_counts, listed_totals
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.losses import FAILED, KINDS, Loss, LossTotal, kind_counts, listed_totals, loss_totals
 from mm_assets.pipeline.state.manifests import ManifestReport
-from mm_assets.pipeline.state.records import StageFailure, StageRecord
+from mm_assets.pipeline.state.records import Record, StageFailure, StageRecord
+from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.rows.columns import Kept
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.summaries import bytes_said, counted
@@ -46,13 +48,12 @@ __all__ = [
     "MaterializeResult",
     "check_results",
     "end_of",
-    "evaluation_of",
     "failed_checks",
     "failed_observation",
     "failed_said",
     "loss_tables",
+    "losses_of_failed",
     "manifest_result",
-    "marker_version",
     "published_result",
     "stage_metadata",
     "stage_result",
@@ -217,37 +218,27 @@ def stage_version(record: StageRecord) -> str:
     return record.files[stage.files[0]].sha256
 
 
-def published_result(spec: DatasetSpec, marker: Mapping[str, Any]) -> MaterializeResult:
-    """What Dagster stores of a partition's marker."""
+def published_result(spec: DatasetSpec, record: Record) -> MaterializeResult:
+    """What Dagster stores of the publication of a partition, whose data version is the recipe, as in its name."""
     return dg.MaterializeResult(
         asset_key=asset_key(spec, PUBLISHED),
-        metadata=_joined(partial(linked, spec, marker["partition"]), partial(_published, marker)),
-        data_version=marker_version(marker),
+        metadata=_joined(partial(linked, spec, record.partition), partial(_published, record)),
+        data_version=dg.DataVersion(record.recipe),
     )
 
 
-def _published(marker: Mapping[str, Any]) -> dict[str, Any]:
-    totals, aside = listed_totals([marker["losses"]]), names_set_aside(marker.get("added"))
+def _published(record: Record) -> dict[str, Any]:
+    totals = listed_totals([record.losses])
     return {
-        "count/samples": marker["num_samples"],
+        "count/samples": record.num_samples,
         **{f"count/{kind}": sum(t.count for t in totals if t.example.kind == kind) for kind in KINDS},
         **loss_tables(totals),
-        **({"streams_set_aside": ", ".join(aside)} if aside else {}),
     }
-
-
-def marker_version(marker: Mapping[str, Any]) -> dg.DataVersion:
-    """The data version of a published partition: the digest of its records.
-
-    They name its files by digest, and what made these: other settings may make the same bytes.
-    """
-    record = marker.get("record")  # that of an earlier release has none
-    return dg.DataVersion("+".join(f["sha256"] for f in ([record] if record else packed_files(marker).values())))
 
 
 def manifest_result(spec: DatasetSpec, report: ManifestReport) -> MaterializeResult:
     """What Dagster stores of a manifest."""
-    duplicates = report.manifest["duplicate_ids"]
+    duplicates = report.manifest.get("duplicate_ids") or {"count": 0, "examples": []}  # a load counts them at its end
     key = asset_key(spec, MANIFEST)
     unique_ids = dg.AssetCheckResult(
         check_name=UNIQUE_IDS,
@@ -267,8 +258,8 @@ def manifest_result(spec: DatasetSpec, report: ManifestReport) -> MaterializeRes
 
 def _manifest_metadata(spec: DatasetSpec, report: ManifestReport) -> dict[str, Any]:
     """What a person wants of a version: how to open it, how much it is, what it has, and what it lacks."""
-    shards = report.manifest["shards"]
-    sizes = {form: [s["files"][form]["size"] for s in shards if form in s["files"]] for form in spec.formats}
+    shards = list(manifest_partitions(report.manifest, name=report.url).values())
+    sizes = {form: [s.packed[form][0] for s in shards if form in s.packed] for form in spec.formats}
     columns = modality_columns(spec, report.manifest["schema"].get("pack") or {})
     samples = counted(report.manifest["num_samples"], "sample")
     packed = [f"{form.upper()} {bytes_said(sum(found))}" for form, found in sizes.items() if found] or [
@@ -277,7 +268,7 @@ def _manifest_metadata(spec: DatasetSpec, report: ManifestReport) -> dict[str, A
     pieces = textwrap.wrap(masked_urls(report.url), _MANIFEST_LINE, drop_whitespace=False)
     code = "\n".join(f"    {json.dumps(piece, ensure_ascii=False)}" for piece in pieces)
     rows = [
-        (s["partition"], f"{s['num_samples']:,}", *(_size_in(s["files"], form) for form in sizes))
+        (s.key, f"{s.num_samples:,}", *(bytes_said(s.packed[form][0]) if form in s.packed else "" for form in sizes))
         for s in shards[:_MAX_SHARDS]
     ]
     if len(shards) > _MAX_SHARDS:
@@ -301,10 +292,6 @@ def _manifest_metadata(spec: DatasetSpec, report: ManifestReport) -> dict[str, A
         "left_out": dg.MetadataValue.md(left_out or "nothing"),
         "missing_streams": dg.MetadataValue.md(missing or "nothing"),
     }
-
-
-def _size_in(files: Mapping[str, Any], form: str) -> str:
-    return bytes_said(files[form]["size"]) if form in files else ""
 
 
 def _losses_of(report: ManifestReport, kinds: Collection[str]) -> Any:
@@ -397,6 +384,13 @@ def loss_tables(totals: Sequence[LossTotal]) -> dict[str, Any]:
     }
 
 
+def losses_of_failed(dataset: DatasetStore, keys: Iterable[str]) -> dict[str, Any]:
+    """Returns `loss_tables` of partitions that failed; nothing if the storage, which may be what failed them, fails."""
+    with suppress(MmAssetsError, OSError):
+        return loss_tables(loss_totals(DatasetState(dataset), keys))
+    return {}
+
+
 def _kept_table(faults: Sequence[Kept]) -> Any:
     """Faults that keep nothing from being published, each with the first item that has it."""
     rows = [(f.reason, f"{f.count:,}", f.detail, f.origin.sample_id or "") for f in faults[:_MAX_KEPT]]
@@ -434,33 +428,6 @@ def check_results(
         for name, rules in rules_of(spec, asset).items()
         if names is None or name in names
     ]
-
-
-def evaluation_of(
-    found: dg.AssetCheckResult,
-    partition: str | None,
-    latest: Callable[[dg.AssetKey, str | None], Target | None],
-) -> dg.AssetCheckEvaluation:
-    """A check result as the event that Dagster stores of one.
-
-    Args:
-        found: the result.
-        partition: the partition that it is about; None of one about all.
-        latest: finds the materialization that it is about: without it Dagster takes the result for outdated.
-    """
-    assert found.asset_key is not None
-    asset = dg.AssetKey.from_coercible(found.asset_key)
-    return dg.AssetCheckEvaluation(
-        asset_key=asset,
-        check_name=found.check_name or "",
-        passed=found.passed,
-        metadata=found.metadata,
-        target_materialization_data=latest(asset, partition),
-        severity=found.severity,
-        description=found.description,
-        blocking=found.check_name != UNIQUE_IDS,
-        partition=partition,
-    )
 
 
 def _named_sample(spec: DatasetSpec, partition: str, failed: Iterable[Outcome]) -> dict[str, Any]:

@@ -1,31 +1,36 @@
 """The runs of a dataset: runs of one partition must not overlap, and a dead one must not block it.
 
 Two mechanisms separate runs. A request for runs leaves out the partitions that a live run is working on; and each step
-holds the lease of its partition while it works, which decides when two runs were requested nevertheless, also on two
-hosts. A run is alive while its process is, and on another host while it renews its lease.
+claims its partition while it works, for whose end others wait, also on another host. A run is alive while its process
+is, and on another host while it renews its claim.
 """
 
 import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 from dagster import DagsterEventType
-from dagster._core.errors import DagsterExecutionInterruptedError
 
 from mm_assets.errors import MmAssetsError, meant
-from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name, shard_partitions
+from mm_assets.orchestration.partitions import (
+    asset_key,
+    job_name,
+    load_job_name,
+    load_op_name,
+    manifest_job_name,
+    shard_partitions,
+)
 from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.leases import LEASE_SECONDS, LeasedError, Leases
-from mm_assets.pipeline.state.liveness import process_is_gone, process_tag
+from mm_assets.pipeline.state.claims import Claims, process_is_gone, process_tag
+from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
 from mm_assets.pipeline.state.records import Partition
 from mm_assets.pipeline.state.staleness import Stale
 
@@ -33,85 +38,80 @@ __all__ = [
     "ATTEMPT_TAG",
     "FINGERPRINT_TAG",
     "LOAD_TAG",
+    "MAX_PARTITIONS_IN_CONFIG",
     "MAX_RETRIES_TAG",
-    "MOST_PARTITIONS",
     "PARTITION_TAG",
     "PROCESS_TAG",
     "Attempt",
     "attempt_tags",
     "busy_partitions",
+    "claimed_run",
     "dataset_state",
     "end_dead_loads",
     "exclusive_step",
     "expect_partition",
     "failed_attempts",
+    "failed_manifest",
     "fruitless_load",
     "full_pool_said",
     "is_running",
-    "leased_run",
     "load_config",
     "load_request",
     "pack_request",
     "partition_fingerprints",
     "process_tags",
     "registered_state",
-    "tag_of",
     "tag_process",
-    "working_runs",
 ]
 
 PARTITION_TAG = "dagster/partition"
 MAX_RETRIES_TAG = "dagster/max_retries"  # by the daemon
-_HIDDEN, _FORMER = ".dagster/mm_assets.", "mm_assets/"  # Dagster's pages do not show tags that begin with `.dagster/`
+_HIDDEN = ".dagster/mm_assets."  # Dagster's pages do not show tags that begin with `.dagster/`
 PROCESS_TAG = f"{_HIDDEN}process"
 FINGERPRINT_TAG = f"{_HIDDEN}fingerprint"
 ATTEMPT_TAG = f"{_HIDDEN}attempt"
 REASON_TAG = "mm_assets/reason"
-LOAD_TAG = "mm_assets/load"  # id of the first run of the load
-MOST_PARTITIONS = 1000  # of one run, which has 25 events of each; its page reads all
+LOAD_TAG = "mm_assets/load"  # id of the load: of its first run
+MAX_PARTITIONS_IN_CONFIG = 1000  # of a run
 _BEGUN = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.SUSPENDED)  # the latter without a launcher's worker
 _WORKING = [dg.DagsterRunStatus.STARTING, *_BEGUN, dg.DagsterRunStatus.CANCELING]
 _UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *_WORKING]
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _DAY = 86_400.0
-_MAX_SILENCE = 2 * LEASE_SECONDS  # of a run at work on another host, without a lease
-_GLANCE = 1.0  # seconds between two looks for a lease: steps of one run take it one after the other
-_MAX_LAUNCH = 3600.0  # of a run that waits to be started on another host: a cluster may have to grow
-_MAX_START = 300.0  # between the start of a run and that of its first step, which tags it; it takes a second
+_LOOK_SECONDS = 2.0  # between looks for the end of a claim
+_MAX_LAUNCH_SECONDS = 3600.0  # of a run that waits to be started on another host: a cluster may have to grow
+_MAX_UNCLAIMED_SECONDS = 300.0  # of a run on another host that has begun: between two steps it has no claim
 _FIRST_PAUSE = 600.0  # shorter than the default period of the schedule: the first retry is its next tick
 _ONE_PROCESS = {dg.in_process_executor.name, "execute_in_process_executor"}  # the latter is not public
+_claims: dict[str, Claims] = {}  # as this process sees them, by the folder of the dataset
+_unclaimed: dict[str, float] = {}  # by run, since when this process has seen it without a claim
 _MAX_FAILED_RUNS = 10_000  # that are read; older ones are ignored
 _MAX_FAILED_LOADS = 300  # of these the events of partitions that failed are read; two days have so many ticks
 
 
-def tag_of(tags: Mapping[str, str], name: str) -> str:
-    """A tag for the pipeline itself, also by its name in runs of an earlier release; empty where there is none."""
-    return tags.get(name) or tags.get(name.replace(_HIDDEN, _FORMER)) or ""
-
-
-# -- leases
+# -- claims
 
 
 @contextmanager
 def exclusive_step(context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore) -> Iterator[str]:
-    """Works on the partition of a step alone, and tags its run with this process; yields the partition's key.
+    """Claims the partition of a step, after those who have claimed it before; yields its key and tags the run.
 
     Raises:
-        DagsterExecutionInterruptedError: another run is working on the partition: this one is canceled, since a run
-            that fails makes its partition failed.
         dg.Failure: the run has no partition, or the storage failed.
     """
     expect_partition(context.run, context.instance, dataset.spec)
     tag_process(context)
-    with Leases(dataset, context.run.run_id) as leases, ExitStack() as held:
+    key = context.partition_key
+    with Claims(dataset, context.run.run_id) as claims:
         try:
-            held.enter_context(leases.held(context.partition_key))
-        except LeasedError as error:
-            context.instance.report_run_canceling(context.run, message=f"canceled: {error}")
-            raise DagsterExecutionInterruptedError(str(error)) from error
+            earlier = {claim.load: claim for claim in claims.take([key]) if key in claim}
+            for claim in earlier.values():
+                context.log.info(f"{key} is claimed by a run on {claim.place}: waiting for it")
+            while any(claim.load in earlier and key in claim for claim in claims.others()):
+                time.sleep(_LOOK_SECONDS)
         except MmAssetsError as error:
             raise failure_of(error, allow_retries=True) from shown_cause(error)
-        yield context.partition_key
+        yield key
 
 
 def expect_partition(run: dg.DagsterRun, instance: dg.DagsterInstance, spec: DatasetSpec) -> None:
@@ -131,16 +131,16 @@ def expect_partition(run: dg.DagsterRun, instance: dg.DagsterInstance, spec: Dat
 
 
 @contextmanager
-def leased_run(
-    context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore, *, writes: bool = True
-) -> Iterator[Leases]:
-    """Tags a run of many partitions, or of none, and holds a lease in its own name: it shows that the run is alive.
+def claimed_run(context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore) -> Iterator[Claims]:
+    """Tags a run without a partition, and claims nothing in its name yet: that shows that the run is alive.
 
-    `writes` as for `Leases.of_run`.
+    Raises:
+        SourceError: the storage cannot be read or written.
     """
     tag_process(context)
-    with Leases(dataset, context.run.run_id) as leases, leases.of_run(writes=writes):
-        yield leases
+    with Claims(dataset, context.run.run_id) as claims:
+        claims.take(())
+        yield claims
 
 
 def tag_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> None:
@@ -163,7 +163,9 @@ def process_tags(run_id: str) -> dict[str, str]:
 
 def busy_partitions(instance: dg.DagsterInstance, dataset: DatasetStore, registered: Iterable[str]) -> set[str]:
     """Those of the registered keys that a live run is working on or waiting for; dead runs are ended."""
-    busy, spec = set(_by_partition(instance, dataset, _UNFINISHED)), dataset.spec
+    spec = dataset.spec
+    runs = _live_runs(instance, dataset, dg.RunsFilter(job_name=job_name(spec), statuses=_UNFINISHED))
+    busy = {run.tags[PARTITION_TAG] for run in runs if PARTITION_TAG in run.tags}
     for run in _live_runs(instance, dataset, dg.RunsFilter(job_name=load_job_name(spec), statuses=_UNFINISHED)):
         busy |= set(loaded_partitions(run, spec) or registered)
     return busy
@@ -173,7 +175,7 @@ def pack_request(spec: DatasetSpec, request: dg.RunRequest, stale: Stale) -> dg.
     """The request of a run of one partition, of the assets from the first stale one on, and tagged with the reason."""
     left = CHAIN[CHAIN.index(stale.first) :]
     stages = [stage for stage in left if stage is not MANIFEST and stage.is_made(spec)]
-    tags = {**request.tags, REASON_TAG: stale.fault.reason}
+    tags = {**request.tags, REASON_TAG: stale.reason}
     return request.with_replaced_attrs(asset_selection=[asset_key(spec, stage) for stage in stages], tags=tags)
 
 
@@ -184,7 +186,8 @@ def load_request(
 
     Args:
         spec: the declaration.
-        due: fingerprints by the key of the partitions to run; of more than `MOST_PARTITIONS` all that are pending run.
+        due: fingerprints by the key of the partitions to run; of more than `MAX_PARTITIONS_IN_CONFIG` all that are
+            pending run.
         run_key: the request's.
         before: the last attempt, where it is repeated.
     """
@@ -192,7 +195,7 @@ def load_request(
     return dg.RunRequest(
         run_key=run_key,
         job_name=load_job_name(spec),
-        run_config=load_config(spec, [*due] if len(due) <= MOST_PARTITIONS else (), only_pending=True),
+        run_config=load_config(spec, [*due] if len(due) <= MAX_PARTITIONS_IN_CONFIG else (), only_pending=True),
         tags={FINGERPRINT_TAG: _digest(due), ATTEMPT_TAG: str(number)},
     )
 
@@ -214,21 +217,13 @@ def loaded_partitions(run: dg.DagsterRun, spec: DatasetSpec) -> list[str]:
     return list(ops.get(load_op_name(spec), {}).get("config", {}).get("partitions", ()))
 
 
-def working_runs(instance: dg.DagsterInstance, dataset: DatasetStore) -> Mapping[str, str]:
-    """Partition key to the id of the live run of the pack job that is working on it; dead runs are ended.
-
-    A run in the queue does not count: without a daemon it would stay there forever.
-    """
-    return _by_partition(instance, dataset, _WORKING)
-
-
 def end_dead_loads(instance: dg.DagsterInstance, dataset: DatasetStore) -> None:
-    """Ends the loads whose process is gone: one that could not report its end seems to be at work."""
+    """Ends the runs of loads whose process has exited: one that could not report its end seems to be running."""
     is_running(instance, dataset, load_job_name(dataset.spec))
 
 
 def full_pool_said(instance: dg.DagsterInstance, dataset: DatasetStore) -> str | None:
-    """Which runs have all slots of the dataset's pool, so that a run will wait; None where one is free.
+    """Returns which runs have all slots of the dataset's pool, so that a run has to wait; None if one is free.
 
     The slots of the dataset's runs whose process is gone are freed.
     """
@@ -236,7 +231,7 @@ def full_pool_said(instance: dg.DagsterInstance, dataset: DatasetStore) -> str |
     if pool is None or not storage.supports_global_concurrency_limits:
         return None
     end_dead_loads(instance, dataset)
-    working_runs(instance, dataset)
+    is_running(instance, dataset, job_name(dataset.spec))
     found = storage.get_concurrency_info(pool)
     if found.limit is None or found.active_slot_count < found.limit:
         return None
@@ -244,52 +239,30 @@ def full_pool_said(instance: dg.DagsterInstance, dataset: DatasetStore) -> str |
     return f"waiting for a slot of the pool {pool!r}: its limit is {found.limit}, in use by {runs or 'nothing'}"
 
 
-def _by_partition(
-    instance: dg.DagsterInstance, dataset: DatasetStore, statuses: list[dg.DagsterRunStatus]
-) -> dict[str, str]:
-    runs = _live_runs(instance, dataset, dg.RunsFilter(job_name=job_name(dataset.spec), statuses=statuses))
-    return {run.tags[PARTITION_TAG]: run.run_id for run in runs if PARTITION_TAG in run.tags}
-
-
 def is_running(instance: dg.DagsterInstance, dataset: DatasetStore, job: str) -> bool:
     """Whether a live run of the job has not finished; dead runs are ended."""
     return bool(_live_runs(instance, dataset, dg.RunsFilter(job_name=job, statuses=_UNFINISHED)))
 
 
-def loads_at_work(instance: dg.DagsterInstance, dataset: DatasetStore, *, but: str) -> list[str]:
-    """Ids of the other runs of the load job at work, which record what they publish; dead runs are ended.
-
-    A run whose end could not be recorded, as the database was away, is live with its process, and has no lease.
-
-    Args:
-        instance: the instance.
-        dataset: the dataset's folder.
-        but: id of the run that asks; empty if no run asks.
-    """
+def loads_at_work(instance: dg.DagsterInstance, dataset: DatasetStore) -> list[str]:
+    """Returns the ids of the runs of the load job that are active; dead runs are ended."""
     runs = _live_runs(instance, dataset, dg.RunsFilter(job_name=load_job_name(dataset.spec), statuses=_WORKING))
-    others = [run for run in runs if but not in (run.run_id, run.tags.get(LOAD_TAG))]
-    return [run.run_id for run in others if _is_leased(dataset, run)]
+    return [run.run_id for run in runs]
 
 
 def _live_runs(instance: dg.DagsterInstance, dataset: DatasetStore, wanted: dg.RunsFilter) -> list[dg.DagsterRun]:
-    return [r.dagster_run for r in instance.get_run_records(wanted) if not _end_if_dead(instance, dataset, r)]
+    return [run for run in instance.get_runs(wanted) if not _end_if_dead(instance, dataset, run)]
 
 
-def _end_if_dead(instance: dg.DagsterInstance, dataset: DatasetStore, record: dg.RunRecord) -> bool:
-    run = record.dagster_run
+def _end_if_dead(instance: dg.DagsterInstance, dataset: DatasetStore, run: dg.DagsterRun) -> bool:
     if run.status == dg.DagsterRunStatus.QUEUED:
         return False
-    message = "the process that worked on this run is gone: it was killed, or the machine restarted"
-    tag = tag_of(run.tags, PROCESS_TAG)
-    gone = process_is_gone(run.run_id, tag)
+    message = "the process of this run has exited: it was killed, or the machine restarted"
+    gone = process_is_gone(run.run_id, run.tags.get(PROCESS_TAG, ""))
     if gone is None:
-        # The jobs run in one process: before its first step a run has no tag, or that of the run that it repeats.
-        begun = process_tag("") is None or tag.startswith(run.run_id)
-        started = run.status in _BEGUN
-        silence = _MAX_LAUNCH if not started else _MAX_SILENCE if begun else _MAX_START
-        gone = time.time() - record.update_timestamp.timestamp() > silence
-        gone = gone and not (started and begun and _is_leased(dataset, run))
-        message = f"this run has reported nothing for {silence / 60:.0f} minutes, and has no lease of its work"
+        limit = _MAX_UNCLAIMED_SECONDS if run.status in _BEGUN else _MAX_LAUNCH_SECONDS
+        gone = _unclaimed_seconds(dataset, run) > limit
+        message = f"this run has claimed no partition for {limit / 60:.0f} minutes"
     if not gone:
         return False
     # Read again: it may have finished, and its process with it, after we asked for the runs.
@@ -309,18 +282,17 @@ def _again(spec: DatasetSpec, run: dg.DagsterRun) -> str:
     return f"What to do: nothing if Dagster's daemon repeats the run (run_retries), else: {command}"
 
 
-def _is_leased(dataset: DatasetStore, run: dg.DagsterRun) -> bool:
-    """Whether a run holds a lease, so that it is alive; True where that cannot be read."""
-    with Leases(dataset, run.run_id) as leases:
-        for pause in (0.0, _GLANCE):
-            time.sleep(pause)
-            try:
-                lease = leases.live(run.tags.get(PARTITION_TAG) or leases.run_name(run.run_id))
-            except MmAssetsError:
-                return True
-            if lease is not None and lease.run == run.run_id:
-                return True
-    return False
+def _unclaimed_seconds(dataset: DatasetStore, run: dg.DagsterRun) -> float:
+    """Returns for how long this process has seen a run without a claim; clocks of hosts are not compared."""
+    claims = _claims.setdefault(dataset.store.url, Claims(dataset, ""))  # it knows since when claims are unchanged
+    now, load = time.monotonic(), run.tags.get(LOAD_TAG, run.run_id)
+    try:
+        is_claimed = any(claim.load in (run.run_id, load) for claim in claims.others())
+    except MmAssetsError:  # the storage does not answer
+        is_claimed = True
+    if is_claimed:
+        _unclaimed.pop(run.run_id, None)
+    return 0.0 if is_claimed else now - _unclaimed.setdefault(run.run_id, now)
 
 
 # -- runs that failed
@@ -345,9 +317,9 @@ class Attempt:
     @classmethod
     def of(cls, tags: Mapping[str, str], when: float, run_id: str) -> "Attempt":
         """That with the tags of a run, or of a planned event of a load."""
-        number = tag_of(tags, ATTEMPT_TAG)
+        number = tags.get(ATTEMPT_TAG, "")
         return cls(
-            fingerprint=tag_of(tags, FINGERPRINT_TAG),
+            fingerprint=tags.get(FINGERPRINT_TAG, ""),
             when=when,
             number=int(number) if number.isdecimal() and int(number) else 1,
             run_id=run_id,
@@ -383,13 +355,20 @@ def fruitless_load(instance: dg.DagsterInstance, spec: DatasetSpec, due: Mapping
         due: fingerprints by the key of the partitions that are due.
     """
     failed = _failed_runs(instance, load_job_name(spec), limit=_MAX_FAILED_LOADS)
-    record = next((record for record in failed if tag_of(record.dagster_run.tags, FINGERPRINT_TAG)), None)
+    record = next((record for record in failed if record.dagster_run.tags.get(FINGERPRINT_TAG)), None)
     if record is None:
         return None
     attempt, named = _attempt(record), loaded_partitions(record.dagster_run, spec) or due
     if _digest({key: due.get(key, "") for key in named}) != attempt.fingerprint:
         return None
     return None if any(_failed_in(instance, spec, attempt.run_id)) else attempt
+
+
+def failed_manifest(instance: dg.DagsterInstance, spec: DatasetSpec) -> Attempt | None:
+    """Returns the latest run of the manifest if it failed; None if it succeeded or was canceled, or there is none."""
+    latest = next(iter(instance.get_run_records(dg.RunsFilter(job_name=manifest_job_name(spec)), limit=1)), None)
+    has_failed = latest is not None and latest.dagster_run.status == dg.DagsterRunStatus.FAILURE
+    return _attempt(latest) if latest is not None and has_failed else None
 
 
 def _attempt(record: dg.RunRecord) -> Attempt:
@@ -431,24 +410,24 @@ def partition_fingerprints(dataset: DatasetStore, partitions: Iterable[Partition
     if not listed:
         return {}
     made_with = PUBLISHED.digest(dataset.spec, dataset.schema())
-    return {p.key: p.fingerprint(made_with) for p in listed}
+    return {p.key: p.recipe(made_with) for p in listed}
 
 
 def dataset_state(dataset: DatasetStore) -> str:
-    """A digest that changes when a marker, the registered partitions, the configuration or the schema does.
+    """A digest that changes when a record, the registered partitions, the configuration or the schema does.
 
-    Markers are listed and not read: there may be very many.
+    Records are listed and not read: there may be very many, and their names say all.
     """
     digest = hashlib.sha256(registered_state(dataset).encode())
-    for name, file in dataset.store.listing(PUBLISHED.name).items():
-        digest.update(f"{name} {file.version}\n".encode())
+    for name in dataset.store.sizes(RECORDS):
+        digest.update(f"{name}\n".encode())
     return digest.hexdigest()[:16]
 
 
 def registered_state(dataset: DatasetStore) -> str:
     """A digest that changes when the registered partitions, the manifest, the configuration or the schema does.
 
-    It takes one request, however many partitions there are. A manifest withdraws markers of lost files, and lists what
+    It takes one request, however many partitions there are. A manifest deletes records of lost files, and lists what
     other runs have published.
     """
     digest = hashlib.sha256(PUBLISHED.digest(dataset.spec).encode())

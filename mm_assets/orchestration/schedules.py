@@ -1,4 +1,4 @@
-"""The schedules: a tick registers the shards and runs partitions without an up-to-date marker.
+"""The schedules: a tick registers the shards and runs the partitions that are pending.
 
 Partitions that were never tried come first, then those whose last try is longest ago. A failed one is not tried again
 for a while unless its shards, its configuration or the schema changed, so that it neither runs forever nor delays
@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
-from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
 
 from mm_assets.orchestration.observed_shards import log_skipped, observe_shards
 from mm_assets.orchestration.partitions import add_partitions, job_name, load_job_name
@@ -32,7 +31,7 @@ from mm_assets.orchestration.shown import secrets_hidden
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import Registration, register
-from mm_assets.pipeline.state.staleness import Present, pending_partitions, planned_runs
+from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions, planned_runs
 
 __all__ = ["build_schedules"]
 
@@ -68,7 +67,7 @@ def build_schedules(spec: DatasetSpec) -> list[dg.ScheduleDefinition]:
         def request(key: str) -> dg.RunRequest:
             return dg.RunRequest(run_key=f"{spec.name}:{key}:{tick}", partition_key=key, tags=due[key])
 
-        planned = planned_runs(Present(dataset), [*due][: spec.runs_per_tick])
+        planned = planned_runs(DatasetState(dataset), [*due][: spec.runs_per_tick])
         return [pack_request(spec, request(key), stale) for key, stale in planned.items()]
 
     @dg.schedule(
@@ -85,7 +84,7 @@ def build_schedules(spec: DatasetSpec) -> list[dg.ScheduleDefinition]:
         if len(due) <= spec.bulk_threshold:
             return dg.SkipReason(f"{len(due):,} partitions are due, not more than {spec.bulk_threshold:,}")
         if is_running(context.instance, dataset, load_job_name(spec)):  # another one would take the same processors
-            return dg.SkipReason(f"a load is at work; then {len(due):,} more partitions are due")
+            return dg.SkipReason(f"a load is running; then {len(due):,} more partitions are due")
         fingerprints = {key: tags[FINGERPRINT_TAG] for key, tags in due.items()}
         before = fruitless_load(context.instance, spec, fingerprints)
         if before is not None and before.due() > time.time():
@@ -108,10 +107,9 @@ def _waits(spec: DatasetSpec, before: Attempt, num_due: int) -> str:
 
 def _is_on(instance: dg.DagsterInstance, name: str, *, default: bool) -> bool:
     """Whether a schedule is started; without a state, or with one that refers to the declaration, it is as declared."""
-    states = instance.all_instigator_state(instigator_type=InstigatorType.SCHEDULE)
-    found = [state.status for state in states if state.instigator_name == name]
-    switched = [status for status in found if status is not InstigatorStatus.DECLARED_IN_CODE]
-    return InstigatorStatus.RUNNING in switched if switched else default
+    states = [state for state in instance.all_instigator_state() if state.instigator_name == name]
+    switched = [state.status.name for state in states if state.status.name != "DECLARED_IN_CODE"]
+    return "RUNNING" in switched if switched else default
 
 
 def _due(context: dg.ScheduleEvaluationContext, dataset: DatasetStore) -> dict[str, dict[str, str]] | dg.SkipReason:
@@ -120,8 +118,7 @@ def _due(context: dg.ScheduleEvaluationContext, dataset: DatasetStore) -> dict[s
     with secrets_hidden():
         found = register(dataset, allow_empty=True)
     log_skipped(context.log, found)
-    add_partitions(context.instance, spec, found.partitions)
-    observe_shards(context.instance, spec, found)
+    observe_shards(context.instance, spec, found, add_partitions(context.instance, spec, found.partitions))
     busy = busy_partitions(context.instance, dataset, (partition.key for partition in found.partitions))
     pending = [key for key in pending_partitions(dataset) if key not in busy]
     if not pending:

@@ -56,7 +56,6 @@ __all__ = [
     "UNDECODABLE",
     "Stage",
     "Table",
-    "packed_files",
     "packed_stages",
     "recorded_stages",
     "summary_numbers",
@@ -373,7 +372,7 @@ _PACKED = tuple(
 )
 PUBLISHED = Stage(
     name="published",
-    description="Marker of a partition whose files belong together and passed every check; the last act of a run.",
+    description="Record of a partition whose files belong together and passed every check; the last step of a run.",
     kinds=frozenset({"json"}),
     upstream=_PACKED,
 )
@@ -397,7 +396,7 @@ PACKED_STAGES: Mapping[str, Stage] = {stage.packed_format: stage for stage in CH
 """Packed format to the stage that makes it."""
 
 STAGE_OF_FILE: Mapping[str, Stage] = {name: stage for stage in RECORDED_STAGES for name in stage.files}
-"""The stage that makes a file of a partition: a table or a packed format, as in a record or a marker."""
+"""The stage that makes a file of a partition: a table or a packed format, as in a record."""
 
 
 def _of_name(name: str) -> Stage:
@@ -422,8 +421,3 @@ def summary_numbers(spec: DatasetSpec) -> Mapping[str, tuple[Stage, str]]:
     _, *others = packed_stages(spec).values()
     stages = (stage for stage in recorded_stages(spec) if stage not in others)
     return {heading: (stage, count) for stage in stages for heading, count in stage.numbers}
-
-
-def packed_files(marker: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """The packed files that a marker lists, by their format."""
-    return {form: marker["files"][form] for form in PACKED_STAGES if form in marker["files"]}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
-__all__ = ["default_root", "find_dagster_home"]
+__all__ = ["default_root", "find_dagster_home", "missing_databases"]
+
+_DATABASES = ("history", "schedules")  # the folders of Dagster's databases, below the instance's
 
 
 def default_root(home: Path | None = None) -> str:
@@ -33,3 +36,14 @@ def find_dagster_home(project: Path | None = None) -> Path:
     folders = [folder for folder in (here, *here.parents) if project is None or folder.is_relative_to(project)]
     homes = (folder / "dagster_home" for folder in folders)
     return next(filter(Path.is_dir, homes), (project or here) / "dagster_home")
+
+
+def missing_databases(home: Path) -> list[str]:
+    """Returns the folders of Dagster's databases that a local instance lacks; none if they are elsewhere.
+
+    Raises:
+        OSError: the settings of the instance cannot be read.
+    """
+    missing = [name for name in _DATABASES if not (home / name).exists()]
+    is_elsewhere = re.search(rb"^(run_|event_log_|schedule_)?storage\s*:", (home / "dagster.yaml").read_bytes(), re.M)
+    return [] if is_elsewhere else missing

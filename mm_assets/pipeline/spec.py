@@ -311,8 +311,8 @@ class EngineOptions(Settings):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="A partition that takes longer is ended and repeated, three times at most. A load with one job "
-        "runs it in its own process, which is not ended.",
+        description="A partition that takes longer is killed and repeated, three times at most. Default: half an hour, "
+        "or 20 times the median of the load if that is longer; it doubles each time that a partition exceeds it.",
         examples=[3600],
     )
 
@@ -490,11 +490,12 @@ class DatasetSpec(Settings):
     batch_bytes: int = Field(
         default=8 << 20, ge=1 << 16, description="Content of one batch in memory, in bytes.", examples=[32 << 20]
     )
-    checks: Literal["grouped", "per_rule", "rollup"] = Field(
-        default="grouped",
+    checks: Literal["auto", "grouped", "per_rule", "rollup"] = Field(
+        default="auto",
         description="What Dagster shows of the checks. `grouped`: of each partition a few results per asset, each with "
         "a table of its rules; `per_rule`: a result per rule; `rollup`: one result per asset for all partitions, with "
-        "those that failed, for datasets of more than 2,000 partitions (docs/pipeline.md).",
+        "those that failed; `auto`: `grouped`, and `rollup` once the dataset has had more than 2,000 partitions "
+        "(docs/pipeline.md).",
         examples=["rollup"],
     )
     runs_per_tick: int = Field(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["literal", "literal_path", "parquet_relation", "sql_name", "sql_text"]
+__all__ = ["literal", "literal_path", "parquet_relation", "partition_of", "sql_name", "sql_text"]
 
 _WILDCARD = r"([*?\[])"
+_DIGITS = 16  # hexadecimal, of the digest in the name of a table's file
 
 
 def sql_text(value: str) -> str:
@@ -30,6 +31,11 @@ def literal(path: str) -> str:
 def literal_path(path: str) -> str:
     """Returns SQL for what `literal` returns; `path` is SQL for the path."""
     return f"regexp_replace({path}, {sql_text(_WILDCARD)}, '[\\1]', 'g')"
+
+
+def partition_of(file: str) -> str:
+    """Returns SQL for the key of the partition that a table's file belongs to; `file` is SQL for its path."""
+    return f"regexp_replace(parse_filename({file}, true), '\\.[0-9a-f]{{{_DIGITS}}}$', '')"
 
 
 def parquet_relation(path: str, *, below: str = "", is_list: bool = False, **options: str) -> str:

@@ -1,4 +1,4 @@
-"""Listings of S3 at the speed of the store, page by page.
+"""Requests to S3 that its client lacks: listings at the speed of the store, page by page, and a file with its tag.
 
 The client's own parser takes most of the time of a page of 1,000 keys, and the client collects all pages before it
 returns the first object, about 1 kB each. Only answers that list objects are parsed here, to what the client's parser
@@ -11,14 +11,17 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache, partial
 from html import unescape
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
-__all__ = ["list_objects", "listing_session", "use_fast_listings"]
+from fsspec.asyn import sync
+
+__all__ = ["get_object", "list_objects", "listing_session", "use_fast_listings"]
 
 _LISTING = "ListObjectsV2Output"
 _ROOT = b"ListBucketResult"
@@ -61,16 +64,24 @@ def use_fast_listings(fs: Any) -> None:
 
 
 def list_objects(
-    fs: Any, folder: str, *, is_recursive: bool = False, known: Sequence[str] = ()
+    fs: Any,
+    folder: str,
+    *,
+    prefix: str = "",
+    is_recursive: bool = False,
+    known: Sequence[str] = (),
+    has_folders: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """The objects in a folder, sorted by name, each as `ls` of the file system describes it; folders are left out.
+    """The objects in a folder, sorted by name, each as `ls` of the file system describes it.
 
     Args:
         fs: a file system of s3fs.
         folder: bucket and prefix.
+        prefix: how the names in the folder begin.
         is_recursive: also those in folders below it.
         known: names that the folder had before, sorted, bucket included: where there are very many, the ranges between
             some of them are listed at the same time. New names are found whatever the known ones are.
+        has_folders: also the folders in it, after the objects of their page.
 
     Yields:
         One page at a time is in memory, or with `known` all objects.
@@ -78,24 +89,31 @@ def list_objects(
     Raises:
         FileNotFoundError: there is no such bucket.
     """
-    bucket, prefix, _ = fs.split_path(folder)
-    request = {"Bucket": bucket, "Prefix": f"{prefix.rstrip('/')}/" if prefix else "", **fs.req_kw}
+    bucket, path, _ = fs.split_path(folder)
+    request = {"Bucket": bucket, "Prefix": f"{path.rstrip('/')}/{prefix}" if path else prefix, **fs.req_kw}
     if not is_recursive:
         request["Delimiter"] = "/"
     number = min(len(known) // _PAGE, _RANGES)
     if number < 2:
-        yield from _objects_between(fs, request, "", None)
+        yield from _objects_between(fs, request, "", None, has_folders=has_folders)
         return
     inner = [known[at * len(known) // number].partition("/")[2] for at in range(1, number)]
     bounds = ["", *sorted(set(inner)), None]
     with ThreadPoolExecutor(number, thread_name_prefix="ranges") as pool:
         # `list`: a generator would do its work in the thread that reads it.
-        for found in pool.map(lambda bound: list(_objects_between(fs, request, *bound)), pairwise(bounds)):
+        for found in pool.map(
+            lambda bound: list(_objects_between(fs, request, *bound, has_folders=has_folders)), pairwise(bounds)
+        ):
             yield from found
 
 
+def _described(found: Mapping[str, Any], bucket: str) -> dict[str, Any]:
+    name = f"{bucket}/{found['Key']}"
+    return {**found, "Key": name, "name": name, "type": "file", "size": found["Size"]}
+
+
 def _objects_between(
-    fs: Any, request: Mapping[str, Any], after: str | None, until: str | None
+    fs: Any, request: Mapping[str, Any], after: str | None, until: str | None, *, has_folders: bool
 ) -> Iterator[dict[str, Any]]:
     """The objects whose keys are after one key, and up to another one or, without it, to the end."""
     bucket = request["Bucket"]
@@ -104,15 +122,40 @@ def _objects_between(
         page = fs.call_s3("list_objects_v2", **request, **more)
         contents = page.get("Contents", [])
         for found in contents:
-            key = found["Key"]
-            if until is not None and key > until:
+            if until is not None and found["Key"] > until:
                 return
-            name = f"{bucket}/{key}"
-            yield {**found, "Key": name, "name": name, "type": "file", "size": found["Size"]}
+            yield _described(found, bucket)
         folders = page.get("CommonPrefixes", [])
+        for found in folders if has_folders else ():
+            yield {"name": f"{bucket}/{found['Prefix'].rstrip('/')}", "type": "directory", "size": 0}
         if not page.get("IsTruncated") or (until is not None and folders and folders[-1]["Prefix"] > until):
             return
         more = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+def get_object(fs: Any, **named: str) -> tuple[bytes, str]:
+    """Returns the content of an object and its ETag, which are of one version, by one request.
+
+    Args:
+        fs: a file system of s3fs.
+        named: `Bucket` and `Key`.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+    """
+    from s3fs.core import S3_RETRYABLE_ERRORS
+
+    async def get() -> tuple[bytes, str]:
+        response = await fs._call_s3("get_object", **named, **fs.req_kw)
+        try:
+            return await response["Body"].read(), response["ETag"]
+        finally:
+            response["Body"].close()
+
+    for _ in range(fs.retries - 1):
+        with suppress(*S3_RETRYABLE_ERRORS):  # while the body is read; the client repeats the request itself
+            return cast(tuple[bytes, str], sync(fs.loop, get))
+    return cast(tuple[bytes, str], sync(fs.loop, get))
 
 
 def listing_session(profile: str | None = None) -> Any:

@@ -72,13 +72,18 @@ class FileSearch:
         """
         is_pattern = "{" in path or self._magic.search(path) is not None
         num_files = len(self.files)
-        if info := self._info(path, is_pattern=is_pattern):
+        listed = self._listed(path) if is_pattern else {}
+        if info := listed.get(path) if listed else self._info(path, is_pattern=is_pattern):
             self._add_existing(path, info)
         # A pattern that is said to be a folder without files is matched: not every object store tells it apart.
         if info and (not is_pattern or len(self.files) > num_files):
             return path if info["type"] == "directory" else path.rpartition("/")[0]
         if not is_pattern:
             return path.rpartition("/")[0]
+        if listed:
+            folder, _, pattern = path.rpartition("/")
+            self._add_matches(((name, one) for name, one in listed.items() if one["type"] == "file"), folder, [pattern])
+            return folder
         folder, rest = self._split(path)
         try:
             expanded = expand_braces(rest)
@@ -197,11 +202,27 @@ class FileSearch:
             (place, info) for place, info in files if without_query(place).lower().endswith(self._suffixes)
         )
 
+    def _listed(self, path: str) -> dict[str, Info]:
+        """Lists the folder of a pattern in an S3 store, which also shows whether something has the pattern's name.
+
+        Returns nothing if the folder is empty or may not be listed, or if the pattern is not of names in one folder.
+        """
+        folder, _, name = path.rpartition("/")
+        if "{" in path or name == "**" or not folder or self._magic.search(folder) or "s3" not in protocols(self.fs):
+            return {}
+        with suppress(FileNotFoundError, PermissionError):
+            listed = list_objects(self.fs, folder, known=self._known_names(), has_folders=True)
+            return {info["name"]: info for info in listed}
+        return {}
+
     def _add_matching(self, path: str) -> None:
         folder, pattern = self._split(path)
         parts = [unquote(part) if self._is_web else part for part in pattern.split("/")]
-        matches = _matcher("/".join(parts))
         files = self._walk(folder, parts) if self._is_local or self._is_web else self._list(folder, parts)
+        self._add_matches(files, folder, parts)
+
+    def _add_matches(self, files: Iterable[tuple[str, Info]], folder: str, parts: Sequence[str]) -> None:
+        matches = _matcher("/".join(parts))
         start = len(folder.rstrip("/")) + 1
         with suppress(FileNotFoundError):  # there is no such folder or bucket, as the first read shows
             for place, info in files:

@@ -20,8 +20,8 @@ UPLOADS = 4  # at a time; each holds up to 32 MiB
 class StagedStore(Store):
     """A remote store of which new files are in a local folder until `upload`.
 
-    A file that is read and was not written here is fetched once, whole. Small files that processes agree on
-    (`snapshot`, `replace`, `delete`) are those of the remote store at once. Messages name files by their remote URLs.
+    A file that is read and was not written here is fetched once, whole. Small files that processes agree on (`create`,
+    `snapshot`, `replace`, `delete`) are those of the remote store at once. Messages name files by their remote URLs.
 
     Args:
         remote: where the files will be.
@@ -36,9 +36,10 @@ class StagedStore(Store):
         self._written: dict[str, PublishedFile] = {}
         self._fetching = threading.Lock()
 
-    def child(self, name: str) -> Store:
-        """The store of a folder below the root, with a local folder below this one's."""
-        return StagedStore(self.remote.child(name), self._folder / name)
+    @property
+    def durable(self) -> Store:
+        """The remote store."""
+        return self.remote
 
     def local_path(self, name: str) -> Path:
         """Path of a file to read, which is fetched first if it is not there; `SourceError` if it cannot be."""
@@ -57,9 +58,9 @@ class StagedStore(Store):
         """As `Store.size`; of a file that is not here the remote one's."""
         return super().size(name) if Path(self.path_of(name)).exists() else self.remote.size(name)
 
-    def listing(self, folder: str) -> dict[str, ListedFile]:
+    def listing(self, folder: str, *, prefix: str = "") -> dict[str, ListedFile]:
         """As `Store.listing`, of the remote store."""
-        return self.remote.listing(folder)
+        return self.remote.listing(folder, prefix=prefix)
 
     def found_bytes(self, name: str) -> bytes | None:
         """As `Store.found_bytes`; of a file that is not here the remote one's."""
@@ -81,42 +82,38 @@ class StagedStore(Store):
         self.local_path(name)
         return super().read_bytes(name)
 
-    def upload(self, *, last: Iterable[str] = ()) -> None:
-        """Uploads what was written since the last time, several files at once.
-
-        Args:
-            last: files that are uploaded after all others.
-
-        Raises:
-            SourceError: an upload failed; files of `last` are then not there.
-        """
-        ends = [name for name in last if name in self._written]
+    def upload(self) -> None:
+        """Uploads what was written since the last time, several files at once; `SourceError` if an upload failed."""
         with ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload") as pool:
-            list(pool.map(self._put, [name for name in self._written if name not in ends]))
-        for name in ends:
-            self._put(name)
+            list(pool.map(self._put, list(self._written)))
         self._written.clear()
 
     def _put(self, name: str) -> None:
         self.remote.upload_file(Path(self.path_of(name)), name)
 
-    def snapshot(self, name: str, listed: ListedFile | None = None) -> Snapshot:
-        """As `Store.snapshot`, of the remote store."""
-        return self.remote.snapshot(name, listed)
+    def refresh(self, names: Iterable[str]) -> None:
+        """As `Store.refresh`: uploads files again that are here."""
+        for name in names:
+            if Path(self.path_of(name)).exists():
+                self._put(name)
+            else:
+                self.remote.refresh([name])
 
-    def replace(self, before: Snapshot, content: bytes) -> None:
+    def snapshot(self, name: str) -> Snapshot:
+        """As `Store.snapshot`, of the remote store."""
+        return self.remote.snapshot(name)
+
+    def replace(self, before: Snapshot, content: bytes) -> str | None:
         """As `Store.replace`, in the remote store."""
-        self.remote.replace(before, content)
+        return self.remote.replace(before, content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """As `Store.create`, in the remote store."""
+        return self.remote.create(name, content)
 
     def delete(self, name: str) -> None:
         """As `Store.delete`, in the remote store."""
         self.remote.delete(name)
-
-    @contextmanager
-    def exclusive(self, name: str) -> Iterator[bool]:
-        """As `Store.exclusive`, of the remote store."""
-        with self.remote.exclusive(name) as is_held:
-            yield is_held
 
     def sync(self, names: Iterable[str]) -> None:
         """Nothing: the local folder is scratch."""

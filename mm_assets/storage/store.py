@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from mm_assets.errors import ChangedError, SourceError, full_disk_named, temporary_disk_named
 from mm_assets.storage.hashed_file import HashedFile, file_state
-from mm_assets.storage.s3_listing import list_objects
+from mm_assets.storage.s3_listing import get_object, list_objects
 from mm_assets.storage.search import FileSearch
 from mm_assets.storage.urls import (
     NO_SIZE,
@@ -33,14 +36,20 @@ from mm_assets.storage.urls import (
     storage_errors,
 )
 
-__all__ = ["Draft", "ListedFile", "PublishedFile", "Snapshot", "Store"]
+__all__ = ["TEMPORARY", "Draft", "ListedFile", "PublishedFile", "Snapshot", "Store"]
+
+TEMPORARY = ".tmp"
+"""The end of the hidden names of local files that are being written, or that a killed writer left."""
+
+_MAX_STEM = 200  # characters of a file's name in its temporary one: a name has 255 bytes at most
+_PAGE = 1000  # files in a request to an S3 store
 
 _CONFLICTS = (409, 412)  # of a conditional request: another one is under way, or has won
 _NOT_IMPLEMENTED = 501
 _ONE_REQUEST = {"max_concurrency": 1}  # else s3fs asks for the size first, and gets a file in pieces
+_ONE_UPLOAD = {"chunksize": 5 << 30}  # else s3fs uploads 100 MiB and more in parts, and drops the condition
 _VERSION_FACTS = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")  # file systems differ in them
 _UPLOAD = {"chunksize": 16 << 20, "max_concurrency": 2}  # bytes of one part, and parts in memory at a time
-_WRITE_PATIENCE = 1.0  # seconds: runs of one partition must not overlap at all
 _EXCLUSIVE_PATIENCE = 30.0  # seconds: such a block takes milliseconds, or the upload of a file
 
 
@@ -59,7 +68,7 @@ class PublishedFile:
     sha256: str
 
     def to_json(self) -> dict[str, Any]:
-        """The file as markers and manifests list it."""
+        """The file as records and manifests list it."""
         return {"path": self.path, "size": self.size, "sha256": self.sha256}
 
 
@@ -70,11 +79,13 @@ class ListedFile(NamedTuple):
         size: bytes.
         version: changes when the file is replaced, also by one of the same size: the facts that the storage gives.
         etag: what an S3 store calls this version of it; None elsewhere.
+        modified: when it was written, in seconds since 1970 by the storage's clock; None if the storage does not say.
     """
 
     size: int
     version: str
     etag: str | None = None
+    modified: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +166,11 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
+    @property
+    def durable(self) -> Store:
+        """The store whose files stay when this process ends: this one, unless it is the scratch of another one."""
+        return self
+
     def child(self, name: str) -> Store:
         """The store of a folder below the root."""
         return Store(self.url_of(name), self.storage_options)
@@ -189,14 +205,35 @@ class Store:
         size = self._info(name).get("size")
         return None if size is None else int(size)
 
+    def modified(self, name: str) -> float | None:
+        """When a file was written, in seconds since 1970 by the storage's clock; None if there is no such file.
+
+        Raises:
+            SourceError: the storage does not answer.
+        """
+        return _modified(self._info(name))
+
     def _info(self, name: str) -> Mapping[str, Any]:
         """The facts that the storage has about a path; empty where there is nothing."""
         # `isfile` of a file system answers "no" to any error, also of a store that is down.
         with storage_errors(self.url_of(name), "cannot be read"):
             try:
+                if self._is_s3:  # where `info` also asks whether a missing file is a folder
+                    try:
+                        head = self.fs.call_s3("head_object", **self._object(name), **self.fs.req_kw)
+                        return {**head, "type": "file", "size": head["ContentLength"]}
+                    except FileNotFoundError:
+                        return {}
+                    except OSError:  # replies to HEAD do not say why the store refuses: it is asked again
+                        pass
                 return dict(self.fs.info(self.path_of(name)))
             except (FileNotFoundError, NotADirectoryError):
                 return {}
+
+    def _object(self, name: str) -> dict[str, str]:
+        """How a request to an S3 store names a file."""
+        bucket, key, _ = self.fs.split_path(self.path_of(name))
+        return {"Bucket": bucket, "Key": key}
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Name (relative to the root) and bytes of each file directly in a folder, without hidden ones.
@@ -206,29 +243,50 @@ class Store:
         """
         return {name: file.size for name, file in self.listing(folder).items()}
 
-    def listing(self, folder: str) -> dict[str, ListedFile]:
-        """The same files with what tells one version of a file from another; errors as `sizes`."""
+    def listing(self, folder: str, *, prefix: str = "") -> dict[str, ListedFile]:
+        """The same files with what tells one version of a file from another; errors as `sizes`.
+
+        Args:
+            folder: below the root.
+            prefix: how the names in it begin; an S3 store lists no others.
+        """
         with storage_errors(self.url_of(folder), "cannot be listed"):
             try:
-                listed = _local_files(self.path_of(folder)) if self.is_local else self._remote_files(folder)
+                listed = _local_files(self.path_of(folder)) if self.is_local else self._remote_files(folder, prefix)
             except (FileNotFoundError, NotADirectoryError):
                 return {}
-        return {f"{folder}/{base}" if folder else base: listed[base] for base in sorted(listed) if base[0] != "."}
+        return {
+            f"{folder}/{base}" if folder else base: listed[base]
+            for base in sorted(listed)
+            if base[0] != "." and base.startswith(prefix)
+        }
 
-    def _remote_files(self, folder: str) -> dict[str, ListedFile]:
+    def pages(self, folder: str) -> Iterator[dict[str, ListedFile]]:
+        """Yields `listing` in parts, each as fresh as it is yielded; errors as `sizes`."""
+        listed = iter(self.listing(folder).items()) if not self._is_s3 else self._listed_pages(folder)
+        while page := dict(islice(listed, _PAGE)):
+            yield page
+
+    def _listed_pages(self, folder: str) -> Iterator[tuple[str, ListedFile]]:
+        with storage_errors(self.url_of(folder), "cannot be listed"):
+            for info in list_objects(self.fs, self.path_of(folder)):
+                base = info["name"].rsplit("/", 1)[-1]
+                if base and base[0] != ".":
+                    yield f"{folder}/{base}", _listed_file(info)
+
+    def _remote_files(self, folder: str, prefix: str) -> dict[str, ListedFile]:
         found = {}
         path = self.path_of(folder)
         if is_web(self.url):
             named = FileSearch(self.fs, (), ()).pages_in(path)
         else:
-            listed = list_objects(self.fs, path) if self._is_s3 else self.fs.ls(path, detail=True)
+            listed = list_objects(self.fs, path, prefix=prefix) if self._is_s3 else self.fs.ls(path, detail=True)
             named = ((info["name"].rstrip("/").rsplit("/", 1)[-1], info) for info in listed)
         for base, info in named:
             if info["type"] == "file" and base:
                 if info.get("size") is None:
                     raise SourceError(self.url_of(f"{folder}/{base}" if folder else base), NO_SIZE)
-                version = " ".join(str(info[fact]) for fact in _VERSION_FACTS if info.get(fact) is not None)
-                found[base] = ListedFile(int(info["size"]), version, info.get("ETag"))
+                found[base] = _listed_file(info)
         return found
 
     def read_bytes(self, name: str) -> bytes:
@@ -287,11 +345,11 @@ class Store:
                 content does in both cases.
 
         Raises:
-            SourceError: another process is building the same file, the disk is full, or the upload failed.
+            SourceError: the disk is full, or the upload failed.
         """
         with (
             full_disk_named(self.url_of(name)) if self.is_local else temporary_disk_named(),
-            _locked_path(Path(self.path_of(name))) if self.is_local else _scratch_path(name) as path,
+            _path_beside(Path(self.path_of(name))) if self.is_local else _scratch_path(name) as path,
         ):
             draft = Draft(path, name)
             yield draft
@@ -314,6 +372,18 @@ class Store:
             for folder in sorted({Path(self.path_of(name)).parent for name in names}):
                 _sync(folder)
 
+    def refresh(self, names: Iterable[str]) -> None:
+        """Makes files as young as if they had just been written; `SourceError` if one is missing."""
+        for name in names:
+            with storage_errors(self.url_of(name), "cannot be kept"):
+                path = self.path_of(name)
+                if self.is_local:
+                    os.utime(path)
+                elif self._is_s3:
+                    self.fs.cp_file(path, path, MetadataDirective="REPLACE")
+                else:
+                    self.fs.pipe_file(path, self.fs.cat_file(path))
+
     def upload_file(self, path: Path, name: str) -> None:
         """Copies a local file to a remote store; `SourceError` if it cannot be written."""
         target = self.path_of(name)
@@ -324,34 +394,31 @@ class Store:
                 self.fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
                 self.fs.put_file(str(path), target)
 
-    def write_bytes(self, name: str, content: bytes, *, durable: bool = True) -> PublishedFile:
-        """Publish a small file; arguments and errors as in `draft`."""
+    def write_bytes(self, name: str, content: bytes, *, durable: bool = True) -> str | None:
+        """Publish a small file, and return what an S3 store calls this version of it; otherwise as `draft`."""
+        if self._is_s3:
+            with storage_errors(self.url_of(name), "cannot be written"):
+                return (self.fs.pipe_file(self.path_of(name), content, **_ONE_UPLOAD) or {}).get("ETag")
         with self.draft(name, durable=durable) as draft:
             draft.path.write_bytes(content)
-        return draft.result()
+        return None
 
-    def snapshot(self, name: str, listed: ListedFile | None = None) -> Snapshot:
+    def snapshot(self, name: str) -> Snapshot:
         """A small file as it is now, to be replaced by `replace` only where no other process did so meanwhile.
-
-        Args:
-            name: relative to the root.
-            listed: the file in a listing that was made just before, which saves one request.
 
         Raises:
             SourceError: the file cannot be read.
         """
-        etag = None
         with storage_errors(self.url_of(name), "cannot be read"):
             try:
                 if self._is_s3:
-                    # Before the content: a version in between is noticed, because its tag is another one.
-                    etag = listed.etag if listed is not None else None
-                    etag = etag or str(self.fs.info(self.path_of(name), refresh=True)["ETag"])
-                return Snapshot(name=name, content=self._get(name), etag=etag)
+                    content, etag = get_object(self.fs, **self._object(name))
+                    return Snapshot(name=name, content=content, etag=etag)
+                return Snapshot(name=name, content=self._get(name))
             except FileNotFoundError:
                 return Snapshot(name=name, content=None)
 
-    def replace(self, before: Snapshot, content: bytes) -> None:
+    def replace(self, before: Snapshot, content: bytes) -> str | None:
         """Publish a small file where the store still has the version that `snapshot` returned.
 
         Local files are compared under the lock that every writer takes. An S3 store gets a conditional request
@@ -362,69 +429,152 @@ class Store:
             before: the version that the content was made from.
             content: the new content. Where the file has it already, nothing is written.
 
+        Returns:
+            What an S3 store calls the new version, if that is known.
+
         Raises:
             ChangedError: another process replaced the file meanwhile with other content.
             SourceError: the file cannot be written.
         """
         if before.content == content:
-            return
+            return before.etag
         if self.is_local:
-            with self.draft(before.name) as draft:
+            with _exclusive(Path(self.path_of(before.name))), self.draft(before.name) as draft:
                 self._expect_unchanged(before, content)
                 draft.path.write_bytes(content)
-            return
-        if self._is_s3 and self._put_if_unchanged(before, content):
-            return
+            return None
+        if self._is_s3:
+            is_made, etag = self._put_if_unchanged(before, content)
+            if is_made:
+                return etag
         self._expect_unchanged(before, content)
-        self.write_bytes(before.name, content)
+        return self.write_bytes(before.name, content)
 
     def _expect_unchanged(self, before: Snapshot, content: bytes) -> None:
         if self.snapshot(before.name).content not in (before.content, content):
             detail = "another process published it meanwhile, with other content"
             raise ChangedError(self.url_of(before.name), f"{detail}: let it end, then run this again")
 
-    def _put_if_unchanged(self, before: Snapshot, content: bytes) -> bool:
-        """Whether the conditional upload was made; False where the server does not implement it."""
+    def _put_if_unchanged(self, before: Snapshot, content: bytes) -> tuple[bool, str | None]:
+        """Whether the conditional upload was made, which servers may not implement, and the ETag if it is known."""
         condition = {"IfNoneMatch": "*"} if before.etag is None else {"IfMatch": before.etag}
         target = self.path_of(before.name)
         with storage_errors(self.url_of(before.name), "cannot be written"):
             try:
-                self.fs.pipe_file(target, content, **condition)
+                answer = self.fs.pipe_file(target, content, **condition, **_ONE_UPLOAD)
+                return True, (answer or {}).get("ETag")
             except OSError as error:
                 status = http_status(error)
                 if status == _NOT_IMPLEMENTED:
-                    return False
+                    return False, None
                 if status not in _CONFLICTS:
                     raise
                 # Its own upload, where the first answer was lost and the client sent it again; or another process's.
                 self._expect_unchanged(Snapshot(name=before.name, content=content), content)
-        return True
+        return True, None
 
-    @contextmanager
-    def exclusive(self, name: str) -> Iterator[bool]:
-        """Keeps other processes out of blocks of the same `name`, for which they wait.
+    def create(self, name: str, content: bytes) -> bool:
+        """Publish a small file unless there is a file of that name; returns whether this call published it.
 
-        Args:
-            name: relative to the root; there need not be a file.
-
-        Yields:
-            True in a local file system; False in an object store, which has no locks.
+        A local file gets its name by a hard link, which the file system refuses if the name is taken. An S3 store gets
+        a conditional request (``If-None-Match: *``). Other stores are asked first, since their clients may not know the
+        condition of the upload. S3 servers that do not implement it are asked too, which leaves a gap of one request.
 
         Raises:
-            SourceError: another process has been in such a block for 30 seconds.
+            SourceError: the file cannot be written.
         """
-        if not self.is_local:
-            yield False
-            return
+        if self.is_local:
+            return self._create_local(name, content)
+        target = self.path_of(name)
+        with storage_errors(self.url_of(name), "cannot be written"):
+            try:
+                if self._is_s3:
+                    self.fs.pipe_file(target, content, IfNoneMatch="*", **_ONE_UPLOAD)
+                    return True
+                if not self.exists(name):
+                    self.fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+                    self.fs.pipe_file(target, content, mode="create")
+                    return True
+                return False
+            except OSError as error:
+                status = http_status(error)
+                if status in _CONFLICTS or isinstance(error, FileExistsError):
+                    # The client repeats an upload whose answer was lost: it may have been this one.
+                    return self.found_bytes(name) == content
+                if status != _NOT_IMPLEMENTED:
+                    raise
+        if self.exists(name):
+            return False
+        self.write_bytes(name, content)
+        return True
+
+    def _create_local(self, name: str, content: bytes) -> bool:
         target = Path(self.path_of(name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target, f".{target.name}.exclusive", _EXCLUSIVE_PATIENCE):
-            yield True
+        with full_disk_named(self.url_of(name)), _path_beside(target) as path:
+            path.write_bytes(content)
+            _sync(path)
+            try:
+                os.link(path, target)
+            except FileExistsError:
+                return False
+            except OSError:  # a file system without hard links
+                with _exclusive(target):
+                    if target.exists():
+                        return False
+                    path.replace(target)
+        self.sync([name])
+        return True
 
     def delete(self, name: str) -> None:
-        """Remove a file if it exists."""
-        with suppress(FileNotFoundError):
+        """Remove a file if it exists; `SourceError` if the storage does not answer, or refuses."""
+        with storage_errors(self.url_of(name), "cannot be deleted"), suppress(FileNotFoundError):
             self.fs.rm_file(self.path_of(name))
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        """Remove files, those that exist; an S3 store is asked once for each 1,000.
+
+        Raises:
+            SourceError: the storage does not answer, or refuses.
+        """
+        with storage_errors(self.url, "cannot be cleaned"):
+            if not self._is_s3:
+                for name in names:
+                    self.delete(name)
+                return
+            bucket = self.fs.split_path(self._root)[0]
+            for start in range(0, len(names), _PAGE):
+                objects = [{"Key": self._object(name)["Key"]} for name in names[start : start + _PAGE]]
+                answer = self.fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+                for error in answer.get("Errors", ()):
+                    where = self.url_of(names[start].rpartition("/")[0])
+                    raise SourceError(where, f"{error.get('Key')} cannot be deleted: {error.get('Message')}")
+
+    def abort_uploads(self, seconds: float) -> None:
+        """Abort uploads to an S3 store that began so long ago and have not ended: they take space. Best effort."""
+        if not self._is_s3:
+            return
+        bucket, prefix, _ = self.fs.split_path(self._root)
+        with suppress(OSError):  # a server that does not list them, or rights that are missing
+            found = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/")
+            for upload in found.get("Uploads", ()):
+                if datetime.now(UTC) - upload["Initiated"] > timedelta(seconds=seconds):
+                    self.fs.call_s3(
+                        "abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                    )
+
+    def leftovers(self, folder: str) -> dict[str, ListedFile]:
+        """The temporary files of writers in a local folder: of those that work, and of those that were killed."""
+        if not self.is_local:
+            return {}
+        try:
+            listed = _local_files(self.path_of(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return {
+            f"{folder}/{base}" if folder else base: file
+            for base, file in listed.items()
+            if base[0] == "." and base.endswith(TEMPORARY)
+        }
 
 
 def _local_files(folder: str) -> dict[str, ListedFile]:
@@ -436,8 +586,26 @@ def _local_files(folder: str) -> dict[str, ListedFile]:
                 if entry.is_file():
                     status = entry.stat()
                     version = f"{status.st_size} {status.st_ino} {status.st_mtime_ns}"
-                    found[entry.name] = ListedFile(status.st_size, version)
+                    found[entry.name] = ListedFile(status.st_size, version, modified=status.st_mtime)
     return found
+
+
+def _listed_file(info: Mapping[str, Any]) -> ListedFile:
+    version = " ".join(str(info[fact]) for fact in _VERSION_FACTS if info.get(fact) is not None)
+    return ListedFile(int(info["size"]), version, info.get("ETag"), _modified(info))
+
+
+def _modified(info: Mapping[str, Any]) -> float | None:
+    """Returns when a file was written, of which file systems give different types under different names."""
+    when = next(
+        (info[name] for name in ("LastModified", "last_modified", "mtime", "updated", "created") if info.get(name)),
+        None,
+    )
+    if isinstance(when, str):
+        when = datetime.fromisoformat(when)
+    if isinstance(when, datetime):
+        return when.timestamp()
+    return None if when is None else float(when)
 
 
 @contextmanager
@@ -448,23 +616,28 @@ def _scratch_path(name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked_path(target: Path) -> Iterator[Path]:
-    """A temporary path beside a local file, which no other process builds in the meantime."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    path = target.with_name(f".{target.name}.tmp")
-    with _locked(target, f".{target.name}.lock", _WRITE_PATIENCE):
-        try:
-            path.unlink(missing_ok=True)  # left by a run that was killed
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
+def _path_beside(target: Path) -> Iterator[Path]:
+    """A temporary path beside a local file, of this writer alone: several may write one file at a time."""
+    _make_folder(target.parent)
+    path = target.with_name(f".{target.name[:_MAX_STEM]}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
-def _locked(target: Path, guard_name: str, patience: float) -> Iterator[None]:
-    """Holds a lock on a file beside the target: writers that replace their file would lose a lock held on it."""
-    guard = target.with_name(guard_name)
-    lock = _lock(guard, target, patience)
+def _exclusive(target: Path) -> Iterator[None]:
+    """Keeps other processes out of blocks of the same file, for which they wait.
+
+    The lock is held on a file beside it: writers that replace their file would lose a lock on that.
+
+    Raises:
+        SourceError: another process has been in such a block for 30 seconds.
+    """
+    _make_folder(target.parent)
+    guard = target.with_name(f".{target.name}.exclusive")
+    lock = _lock(guard, target)
     try:
         yield
     finally:
@@ -472,14 +645,14 @@ def _locked(target: Path, guard_name: str, patience: float) -> Iterator[None]:
         os.close(lock)
 
 
-def _lock(guard: Path, target: Path, patience: float) -> int:
+def _lock(guard: Path, target: Path) -> int:
     """Lock the right to build `target` for this process; the lock ends with the process at the latest."""
     try:
         import fcntl
     except ImportError as error:
         detail = "publishing files needs POSIX file locks (fcntl), which this system does not have"
         raise SourceError(target, detail) from error
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + _EXCLUSIVE_PATIENCE
     while True:
         fd = os.open(guard, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -489,7 +662,7 @@ def _lock(guard: Path, target: Path, patience: float) -> int:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 os.close(fd)
-                detail = "another process is writing this file: runs of one partition must not overlap"
+                detail = "another process is writing this file: run this again when it has ended"
                 raise SourceError(target, detail) from TimeoutError("it is locked")  # what may pass: it may be dying
             time.sleep(0.05)
         # Its last holder removed the guard between our open and our lock: try the name again.
@@ -499,8 +672,17 @@ def _lock(guard: Path, target: Path, patience: float) -> int:
 def _move(path: Path, target: Path) -> None:
     """Rename a file once its content is on the disk."""
     _sync(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(target.parent)
     os.replace(path, target)
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes a folder and those above it; their names survive a crash of the machine, as those of files do."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        with suppress(PermissionError):  # a folder that may be written to, and not read
+            _sync(folder.parent)
 
 
 def _sync(path: Path) -> None:

@@ -224,6 +224,7 @@ async def _about(request: Request) -> Response:
             "has_partitions": bool(viewer.backend.partitions()),
             "modules": [name for name in ("items.js", "explore.js") if name in names],
             **backend.about(),
+            **backend.place,
         }
 
     return Json(await viewer.run(work))

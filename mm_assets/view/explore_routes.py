@@ -42,7 +42,6 @@ def explore_routes(backend: Backend) -> list[BaseRoute]:
         "relations": lambda e, r: e.relations(),
         "locate": lambda e, r: e.locate(text_of(r, "partition"), text_of(r, "sample_id")),
         "totals": lambda e, r: e.totals(),
-        "drops": lambda e, r: e.drops(text_of(r, "reason"), text_of(r, "partition"), text_of(r, "after")),
         "losses": lambda e, r: e.losses(
             text_of(r, "stage"), text_of(r, "reason"), text_of(r, "partition"), text_of(r, "after")
         ),
@@ -208,7 +207,7 @@ async def _thumbnail(explorer: Explorer, request: Request) -> Response:
 
 def _identity(explorer: Explorer, place: Mapping[str, Any]) -> str:
     """Changes when the shards of the place's partition do."""
-    shards = explorer.dataset.partitions().get(place["partition"])
+    shards = explorer.state.partitions.get(place["partition"])
     return fingerprint("explore", *sorted(place.items()), None if shards is None else shards.fingerprints)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
@@ -13,27 +12,28 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
+from mm_assets.dataset.manifest import file_path
 from mm_assets.display import Content, Item, content_item
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, ROWS
 from mm_assets.pipeline.explore import diff as history
-from mm_assets.pipeline.explore import drops as dropped
 from mm_assets.pipeline.explore import histograms as measures
 from mm_assets.pipeline.explore import provenance as places
-from mm_assets.pipeline.explore.sql import QueryError, Sandbox, dataset_sandbox
-from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.explore.sql import QueryError, Sandbox, columns_of_relations, dataset_sandbox
+from mm_assets.pipeline.state.losses import Selection, loss_page, recorded_totals
+from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.rows.sql import sql_name, sql_text
 from mm_assets.storage.urls import is_local
 from mm_assets.view.backends.base import Backend, Entry, NoSampleError
-from mm_assets.view.backends.folder import FolderBackend, open_dataset_store
+from mm_assets.view.backends.folder import FolderBackend, FolderListing, open_dataset_store
 from mm_assets.view.sample_table import ordered_rows
 
 __all__ = ["Explorer", "explorer_of"]
 
 THREADS = 3  # beside those that read samples, which a slow answer must not hold
 QUERIES = 2  # at a time; further ones wait, and hold no thread
-_LISTING_SECONDS = 10.0  # for which a list of relations is used again
-_CANCELLED = 64  # queries that were cancelled before they began
+_SANDBOXES = 4  # of the latest manifests: their queries may be running
+_CANCELLED = 64  # names of cancelled queries that are remembered
 PAGE = 50
 MAX_DIFF_PARTITIONS = 20  # that one request compares
 MAX_OPEN_ROWS = 32  # whose content is asked for in pieces
@@ -44,81 +44,83 @@ _ROW_TABLES = tuple(stage.tables[0].name for stage in (ROWS, MATERIALIZED_ROWS, 
 
 
 def explorer_of(backend: Backend) -> Explorer | None:
-    """The explorer of what is looked at, or None where it is not a dataset's folder, or a local manifest in one."""
+    """The explorer of what is looked at, or None if it is not a dataset's folder, or a local manifest in one."""
     if isinstance(backend, FolderBackend):
-        spec = backend.dataset.spec
-        # Without its declaration, what the folder is opened with is all that is known of its shards' storage.
-        return Explorer(DatasetStore(spec.replace(storage_options=spec.root_options)), backend)
+        return Explorer(backend.listing, backend)
     manifest = _MANIFEST.fullmatch(backend.title)
     if manifest is None or not is_local(manifest[1]):
         return None
     try:
         dataset = open_dataset_store(manifest[1])
-        return Explorer(dataset, backend) if dataset.store.exists("shards.json") else None
+        return Explorer(FolderListing(dataset), backend) if dataset.store.exists("shards.json") else None
     except ConfigError:  # a manifest may be in any folder
         return None
 
 
 class Explorer:
-    """Versions, drops, scores, origins and SQL of one dataset; safe for several threads.
+    """Versions, losses, scores, origins and SQL of one dataset; safe for several threads.
 
     Args:
-        dataset: the dataset's folder.
+        listing: the dataset as it was listed.
         backend: what is looked at.
 
     Attributes:
-        dataset: the same.
+        dataset: the dataset's folder.
         threads: where its answers are made.
         query_threads: where queries are waited for.
     """
 
-    def __init__(self, dataset: DatasetStore, backend: Backend) -> None:
-        self.dataset = dataset
+    def __init__(self, listing: FolderListing, backend: Backend) -> None:
+        self.dataset = listing.dataset
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="explore")
         self.query_threads = ThreadPoolExecutor(QUERIES, thread_name_prefix="queries")
+        self._listing = listing
         self._backend = backend
         self._lock = threading.Lock()
-        self._sandbox: tuple[float, Sandbox] | None = None
+        self._sandboxes: deque[tuple[str | None, Sandbox]] = deque(
+            maxlen=_SANDBOXES
+        )  # by digest, the newest is the last
         self._cancelled: deque[str] = deque(maxlen=_CANCELLED)
         self._diffs: OrderedDict[tuple[str, str], history.VersionDiff] = OrderedDict()
-        self._rows: OrderedDict[tuple[Any, ...], places.Found] = OrderedDict()
+        self._rows: OrderedDict[tuple[Any, ...], places.StoredContent] = OrderedDict()
+
+    @property
+    def state(self) -> DatasetState:
+        """The dataset as it was listed some seconds ago at most."""
+        return self._listing.state
 
     # --- SQL ----------------------------------------------------------------------------------------------------------
 
     def sandbox(self) -> Sandbox:
-        """The sandbox over the tables that there are, as they were listed some seconds ago at most."""
+        """The sandbox over what the newest manifest lists."""
+        state = self.state
         with self._lock:
-            known = self._sandbox
-        if known is None or time.monotonic() - known[0] > _LISTING_SECONDS:
-            made = dataset_sandbox(self.dataset)
-            with self._lock:
-                # Another one only where a run has made further tables: running queries are found in the first.
-                is_same = self._sandbox is not None and self._sandbox[1].names == made.names
-                known = (time.monotonic(), self._sandbox[1] if self._sandbox is not None and is_same else made)
-                self._sandbox = known
-        return known[1]
+            known = self._sandboxes[-1] if self._sandboxes else None
+        if known is not None and known[0] == state.digest:
+            return known[1]
+        sandbox = dataset_sandbox(state, cancelled=self._cancelled)
+        with self._lock:
+            self._sandboxes.append((state.digest, sandbox))
+        return sandbox
 
     def relations(self) -> dict[str, Any]:
         """The relations and their columns."""
-        return {"relations": [asdict(relation) for relation in self.sandbox().relations()]}
+        found = columns_of_relations(self.state)
+        return {"relations": [{"name": name, "columns": columns} for name, columns in found.items()]}
 
     def query(self, sql: str, key: str) -> dict[str, Any]:
         """The result of a query, or why there is none and where in its text."""
-        with self._lock:
-            if key and key in self._cancelled:
-                return {"error": "cancelled", "line": None, "column": None}
         try:
-            return self.sandbox().run(sql, key=key or None).to_json()
+            return self.sandbox().run(sql, key=key).to_json()
         except QueryError as error:
             return {"error": error.message, "line": error.line, "column": error.column}
 
     def cancel(self, key: str) -> dict[str, Any]:
         """Ends a query, or keeps it from beginning; whether it was running."""
+        self._cancelled.append(key)  # its sandbox may not be made yet
         with self._lock:
-            if key:
-                self._cancelled.append(key)
-            known = self._sandbox
-        return {"cancelled": known is not None and known[1].cancel(key)}
+            sandboxes = [sandbox for _, sandbox in self._sandboxes]
+        return {"cancelled": any(sandbox.cancel(key) for sandbox in sandboxes)}
 
     def select(
         self, relation: str, where: str, order: str, direction: str, offset: int, limit: int, *, part: str = ""
@@ -177,7 +179,7 @@ class Explorer:
 
     def _why_not_packed(self, partition: str, sample_id: str) -> str:
         try:
-            rows = places.origins(self.dataset, partition, sample_id)
+            rows = places.origins(self.state, partition, sample_id)
         except SourceError:  # a reject of a partition without rows, for instance
             rows = []
         reasons = dict.fromkeys(row.dropped or row.error for row in rows)
@@ -199,38 +201,37 @@ class Explorer:
         """The partition of a sample that is shown, by the partition that is chosen or the order of the manifest."""
         if part and not part.startswith("@"):
             return part.partition("/")[0]
-        is_manifest = _MANIFEST.fullmatch(self._backend.title) is not None
-        digest = self._backend.shown_digest(part) if isinstance(self._backend, FolderBackend) else None
-        try:
-            shown = history.find_version(self.dataset, self._backend.title if is_manifest else digest or "newest")
-        except ConfigError:
-            return None
-        keys = list(shown.partitions)
-        for key, end in zip(keys, accumulate(shown.partitions[key].num_samples for key in keys), strict=True):
-            if index < end:
-                return key
-        return None
+        state, entries = self.state, self.state.listed
+        shown = self._backend.title if _MANIFEST.fullmatch(self._backend.title) else None
+        if isinstance(self._backend, FolderBackend):
+            shown = self._backend.shown_digest(part)
+        if shown is not None and shown != state.digest:
+            try:
+                entries = history.find_version(self.dataset, shown).partitions
+            except ConfigError:
+                return None
+        ends = accumulate(entry.num_samples for entry in entries.values())
+        return next((key for key, end in zip(entries, ends, strict=True) if index < end), None)
 
     def origin(self, partition: str, sample_id: str) -> dict[str, Any]:
         """The rows of a sample, and the packed files of its partition."""
-        rows = places.origins(self.dataset, partition, sample_id)
+        rows = places.origins(self.state, partition, sample_id)
         files = {
-            name: file.to_json()
-            for stage, record in self.dataset.records(partition).items()
-            if stage.packed_format is not None
-            for name, file in record.files.items()
+            form: {"path": file_path(form, key, sha256), "size": size, "sha256": sha256}
+            for key, entry in self.state.published([partition], outdated=True).items()
+            for form, (size, sha256) in entry.packed.items()
         }
-        return {"partition": partition, "sample_id": sample_id, "rows": [r.to_json() for r in rows], "packed": files}
+        return {"partition": partition, "sample_id": sample_id, "rows": [asdict(row) for row in rows], "packed": files}
 
     def at(self, shard: str, member: str, byte: int | None) -> dict[str, Any]:
         """The rows whose content is at a place in a shard."""
         found = []
-        keys = places.partitions_of(self.dataset, shard) if shard else []
+        keys = places.partitions_of(self.state, shard) if shard else []
         for key in keys[:MAX_DIFF_PARTITIONS]:
-            found += places.samples_at(self.dataset, key, shard=shard, member=member or None, byte=byte)
-        return {"partitions": keys, "rows": [row.to_json() for row in found]}
+            found += places.samples_at(self.state, key, shard=shard, member=member or None, byte=byte)
+        return {"partitions": keys, "rows": [asdict(row) for row in found]}
 
-    def content(self, of: Mapping[str, Any]) -> places.Found:
+    def content(self, of: Mapping[str, Any]) -> places.StoredContent:
         """The content of a row, or of a member that became none; the last few stay open.
 
         Raises:
@@ -245,19 +246,19 @@ class Explorer:
             found = self._content(of)
             with self._lock:
                 self._rows[key] = found
-                held = sum(one.num_held for one in self._rows.values())
+                held = sum(one.bytes_in_memory for one in self._rows.values())
                 while len(self._rows) > MAX_OPEN_ROWS or (held > MAX_HELD_BYTES and len(self._rows) > 1):
-                    held -= self._rows.popitem(last=False)[1].num_held
+                    held -= self._rows.popitem(last=False)[1].bytes_in_memory
         return found
 
-    def _content(self, of: Mapping[str, Any]) -> places.Found:
+    def _content(self, of: Mapping[str, Any]) -> places.StoredContent:
         partition = of["partition"]
         if of.get("member"):
             found = places.member_content(
-                self.dataset, partition, shard=of["shard"], member=of["member"], byte_offset=of.get("byte_offset")
+                self.state, partition, shard=of["shard"], member=of["member"], byte_offset=of.get("byte_offset")
             )
         else:
-            found = places.row_content(self.dataset, partition, of["sample_id"], of["position"], of["modality"])
+            found = places.row_content(self.state, partition, of["sample_id"], of["position"], of["modality"])
         if found is None:
             raise NoSampleError(f"partition {partition!r} has no such row or member")
         # Another request may still read it when it is no longer among the last few.
@@ -278,33 +279,27 @@ class Explorer:
 
     def totals(self) -> dict[str, Any]:
         """What was lost or has a fault, by stage and reason."""
-        found = dropped.totals(self.dataset)
-        return {"totals": [{**_loss_json(total.example), "count": total.count} for total in found]}
-
-    def drops(self, reason: str, partition: str, after: str) -> dict[str, Any]:
-        """A page of dropped rows."""
-        page = dropped.drops(self.dataset, reason=reason or None, partition=partition or None, after=after, limit=PAGE)
-        return {"drops": [item.to_json() for item in page.items], "after": page.after}
+        found = recorded_totals(self.state)
+        return {"totals": [{**total.example.to_json(), "count": total.count} for total in found]}
 
     def losses(self, stage: str, reason: str, partition: str, after: str) -> dict[str, Any]:
-        """A page of other losses."""
-        page = dropped.other_losses(
-            self.dataset, stage=stage, reason=reason, partition=partition or None, after=after, limit=PAGE
-        )
+        """A page of losses."""
+        selection = Selection(stage=stage or None, reason=reason or None)
+        page = loss_page(self.state, selection, partition=partition or None, after=after, limit=PAGE)
         return {"losses": [item.to_json() for item in page.items], "after": page.after}
 
     def scores(self) -> dict[str, Any]:
         """The measures with their limits."""
-        return {"scores": [score.to_json() for score in measures.scores(self.dataset)]}
+        return {"scores": [asdict(score) for score in measures.scores(self.state)]}
 
     def histogram(self, name: str, bins: int, partition: str) -> dict[str, Any]:
         """The histogram of a measure."""
-        return measures.histogram(self.dataset, name, bins=bins, partition=partition or None).to_json()
+        return asdict(measures.histogram(self.state, name, bins=bins, partition=partition or None))
 
     def kept(self, name: str, at_least: float | None, at_most: float | None, partition: str) -> dict[str, Any]:
         """What other limits would keep."""
         return asdict(
-            measures.kept_by(self.dataset, name, at_least=at_least, at_most=at_most, partition=partition or None)
+            measures.kept_by(self.state, name, at_least=at_least, at_most=at_most, partition=partition or None)
         )
 
     # --- versions -----------------------------------------------------------------------------------------------------
@@ -405,8 +400,3 @@ def _named(version: str) -> str:
     if not re.fullmatch(r"[0-9a-z]{1,64}", version):
         raise ConfigError("arguments", "version", f"found {version[:80]!r}, expected newest, previous or a digest")
     return version
-
-
-def _loss_json(loss: Any) -> dict[str, Any]:
-    found: dict[str, Any] = loss.to_json()
-    return found

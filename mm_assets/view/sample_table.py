@@ -179,9 +179,9 @@ class SampleTable:
             except BaseException:
                 file.close()
                 raise
-            root, name = "/dev/fd", str(file.fileno())
-            statement = f"create view {RELATION} as select * from {parquet_relation(sql_text(f'{root}/{name}'))}"
-            sandbox = Sandbox(root=root, statements=[statement], relations=[RELATION], files=[file.fileno()])
+            path = f"/dev/fd/{file.fileno()}"
+            statement = f"create view {RELATION} as select * from {parquet_relation(sql_text(path))}"
+            sandbox = Sandbox(statements=[statement], relations=[RELATION], paths=[path], files=[file.fileno()])
             self._scans[frozenset(names)] = file, sandbox
             while len(self._scans) > _SCANS:
                 self._scans.popitem(last=False)

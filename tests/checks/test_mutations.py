@@ -36,7 +36,7 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 
 from ..conftest import DEFAULT_EXAMPLES
-from ..pipeline.chain import declare, run_chain
+from ..pipeline.chain import declare, run_chain, table_name
 from .conftest import array_file, frames, picture, sound, write_tar
 
 STAGES = (RAW_SHARDS, ROWS, MATERIALIZED_ROWS, FILTERED_ROWS)
@@ -185,7 +185,7 @@ class Subject:
     contexts: Mapping[str, CheckContext]
 
     def path(self, table: str) -> Path:
-        return Path(self.dataset.store.path_of(self.dataset.table(table, self.key)))
+        return Path(self.dataset.store.path_of(table_name(self.dataset, table, self.key)))
 
     def read(self, table: str) -> pa.Table:
         return pq.read_table(self.path(table), partitioning=None)

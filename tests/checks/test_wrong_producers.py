@@ -28,7 +28,7 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.rows.parquet import sample_groups
 
-from ..pipeline.chain import at_work, declare, marker_of, run_chain
+from ..pipeline.chain import at_work, declare, record_name, record_of, run_chain, stages_of, table_name
 from ..pipeline.shards import make_shard, png, tiff
 from .changes import Change, Rows, find, repeated, setting, without
 from .conftest import sound, write_tar
@@ -143,8 +143,8 @@ class Made:
     def path(self, name: str) -> Path:
         """A table or a packed file."""
         if name in TABLES:
-            return self.dataset.store.local_path(self.dataset.table(name, self.key))
-        return self.dataset.store.local_path(self.dataset.records(self.key)[PACKED_STAGES[name]].files[name].path)
+            return self.dataset.store.local_path(table_name(self.dataset, name, self.key))
+        return self.dataset.store.local_path(stages_of(self.dataset, self.key)[PACKED_STAGES[name]].files[name].path)
 
     def rows(self, table: str) -> Rows:
         return pq.read_table(self.path(table), partitioning=None).to_pylist()
@@ -661,16 +661,16 @@ def test_honest_output_of_a_damaged_or_compressed_shard_passes(tmp_path: Path, d
 
 
 def test_a_partition_of_an_earlier_release_stays_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New checks leave a partition published when they pass, and withdraw its marker when they fail."""
+    """New checks leave a partition published if they pass, and delete its record if they fail."""
     with monkeypatch.context() as earlier:
         earlier.setattr(
             catalog, "CATALOG", tuple(c for c in CATALOG if c.name not in ("order", "readable", "repeated"))
         )
         partition = Made(make(tmp_path / "speech", "speech"))
-    stored = partition.dataset.store.read_bytes(partition.dataset.records_name(partition.key))
+    name = record_name(partition.dataset, partition.key)
+    stored = partition.dataset.store.read_bytes(name)
     assert b'"repeated"' not in stored
     assert {partition.failed(stage.name) == set() for stage in CHAIN if stage.files} == {True}
-    assert partition.dataset.store.read_bytes(partition.dataset.records_name(partition.key)) == stored
-    assert marker_of(partition.dataset, partition.key) is not None
+    assert partition.dataset.store.read_bytes(name) == stored
     assert "repeated" in partition.failed_with(F, F, zeroed("audio_duration_seconds"))
-    assert marker_of(partition.dataset, partition.key) is None
+    assert record_of(partition.dataset, partition.key) is None

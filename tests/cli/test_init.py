@@ -137,7 +137,7 @@ def test_a_run_offers_the_command_that_declares_its_dataset(folder: Path, monkey
         ran = mm("run", *given)
         again = mm("run", *given)
     assert "next: `mm-assets view " in ran.stdout
-    found = re.search(r"\n {6}`mm-assets (init .*)` declares the dataset in a project\n$", ran.stdout)
+    found = re.search(r"\n {6}`mm-assets (init .*)`\n {8}declares the dataset in a project\n$", ran.stdout)
     assert found, ran.stdout
     assert "next: " not in again.stdout, "after a first run only"
     assert "next: " not in mm("run", "in", "--root", "other", "-d", "web").stdout, "on a terminal only"

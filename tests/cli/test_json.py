@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from mm_assets.cli.document import json_value
 from mm_assets.cli.main import COMMANDS, main
+from mm_assets.pipeline.state.claims import Claims
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.leases import Leases
 
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import CAPTIONS, make_shard
@@ -122,7 +122,8 @@ def test_documents_of_a_dataset(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert dry["registration"] == {"new": ["c"], "changed": ["a"], "gone": ["b"]}
     assert dry["planned"]["c"]["first"] == "raw_shards"
     assert of_data("register", invoke("register", *SHARDS, "--new-schema"))["new"] == ["c"]
-    with Leases(DatasetStore(declare(place / "root", place / "in")), "a-run") as leases, leases.held("a"):
+    with Claims(DatasetStore(declare(place / "root", place / "in")), "a-load") as claims:
+        claims.take(["a"])
         pending = of_data("status", invoke("status", *SHARDS))
     assert {key for each in pending["pending"] for key in each["partitions"]} == {"a", "c"}
     ran = of_data("run", invoke("run", *SHARDS, "-p", "c"))
@@ -131,8 +132,11 @@ def test_documents_of_a_dataset(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert ran["totals"]["samples"] == 5
     assert {total["reason"] for total in ran["losses"]} == {"bad_json"}
     (place / "in" / "d.tar").write_bytes((place / "in" / "a.tar").read_bytes()[:700])
+    for packed in (place / "root" / "data" / "packed").glob("c.*.mult"):
+        packed.unlink()
     failed = of_data("run", invoke("run", *SHARDS, "-p", "d", code=1))
     assert failed["ran"]["d"]["status"] == "failed"
+    assert failed["rebuilt"].keys() == {"c"}
     state = of_data("status", invoke("status", *SHARDS))
     assert "is truncated" in state["failures"]["d"]["said"]
     (place / "in" / "d.tar").unlink()

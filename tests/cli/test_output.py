@@ -6,11 +6,13 @@ import click
 import pytest
 
 from mm_assets.cli.options import DatasetChoice
-from mm_assets.cli.output import echo, printable, report_losses, report_registration
+from mm_assets.cli.output import echo, printable, report_faults, report_losses, report_registration
+from mm_assets.pipeline.chain import RAW_SHARDS
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.losses import Loss, LossTotal
 from mm_assets.pipeline.state.records import Partition
 from mm_assets.pipeline.state.registration import Registration, register
+from mm_assets.pipeline.state.staleness import Stale
 
 from ..pipeline.chain import declare
 from ..pipeline.shards import CAPTIONS, make_shard
@@ -51,7 +53,7 @@ def test_a_registration_names_what_is_odd(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_registration_warns_of_slow_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """More than 2,000 partitions are said to make Dagster's pages slow, with the setting that helps."""
+    """More than 2,000 partitions with results of their own are reported to make Dagster's pages slow."""
 
     def said(number: int, **settings: str) -> str:
         keys = [Partition(key=f"p{i}", shards=()) for i in range(number)]
@@ -59,10 +61,26 @@ def test_a_registration_warns_of_slow_pages(tmp_path: Path, capsys: pytest.Captu
         report_registration(DatasetChoice(root="r"), declare(tmp_path, tmp_path, **settings), found)
         return capsys.readouterr().err
 
-    assert said(2000) == ""
-    assert said(2001).startswith("data: 2,001 partitions make Dagster's pages slow: ")
-    assert said(2001, checks="per_rule").endswith("set `checks: rollup`\n")
-    assert said(2001, checks="rollup") == ""
+    assert said(2000, checks="grouped") == ""
+    assert said(2001, checks="grouped").startswith("data: 2,001 partitions make Dagster's pages slow: ")
+    assert said(2001, checks="per_rule").endswith("leave `checks` out\n")
+    assert said(2001, checks="rollup") == said(2001) == ""
+
+
+def test_a_table_that_fits_without_lines_is_not_wrapped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 80 columns each group of pending partitions has one line; in more the table has lines, too."""
+    stale = {f"speech-0000{number}": Stale(first=RAW_SHARDS, reason="it has never run") for number in range(3)}
+    for name, value in (("TTY_COMPATIBLE", "1"), ("TERM", "xterm"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    row = "raw_shards it has never run 3 speech-00000, speech-00001, speech-00002"
+    for columns, has_lines in (("84", False), ("100", True)):
+        monkeypatch.setenv("COLUMNS", columns)
+        report_faults(stale)
+        said = click.unstyle(capsys.readouterr().out)
+        assert row in " ".join(said.replace("│", " ").split())
+        assert (len(said.splitlines()), "│" in said) == ((5, True) if has_lines else (2, False))
 
 
 LOSS = Loss(

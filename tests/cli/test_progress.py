@@ -38,7 +38,7 @@ def wait_for(stream: io.StringIO, text: str) -> None:
 
 
 def run(key: str, *failures: str) -> PartitionRun:
-    return PartitionRun(dataset="web", partition=key, run_id="", failures=failures)
+    return PartitionRun(dataset="web", partition=key, failures=failures)
 
 
 def test_rate_and_time_left() -> None:
@@ -46,7 +46,7 @@ def test_rate_and_time_left() -> None:
     clock = Clock()
     shown = LoadProgress(total=40, stream=io.StringIO(), clock=clock)
     shown.started("web", "p0", "")
-    assert (shown.remaining(), shown.line()) == (None, "0 of 40 partitions done; at work: web/p0")
+    assert (shown.remaining(), shown.line()) == (None, "0 of 40 partitions done; running: web/p0")
     for number in range(10):
         clock.now += 2
         shown.ended(run(f"p{number}"))
@@ -55,7 +55,7 @@ def test_rate_and_time_left() -> None:
         shown.started("web", f"p{number}", "rows")
     assert shown.line() == (
         "10 of 40 partitions done; 30.0 per minute, 1 min 0 s left; "
-        "at work: web/p10 (rows), web/p11 (rows), web/p12 (rows) and 2 more"
+        "running: web/p10 (rows), web/p11 (rows), web/p12 (rows) and 2 more"
     )
 
 
@@ -115,7 +115,7 @@ def test_a_terminal_names_what_is_at_work(monkeypatch: pytest.MonkeyPatch) -> No
         for number in range(9):
             shown.started("web", f"p{number}" + "x" * 100, "filtered_rows")
         shown.ended(run("p0" + "x" * 100, "why"))
-        wait_for(stream, "and 2 more at work")
+        wait_for(stream, "and 2 more are running")
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     assert "FAILED" in drawn
     assert "1/20" in drawn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from mm_assets.cli.main import main
 from mm_assets.cli.secrets import is_secret, masked_options
+from mm_assets.pipeline.load import engine_choice
+from mm_assets.pipeline.load.processes import Processes
 
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import CAPTIONS, make_shard
@@ -43,6 +46,8 @@ def guarded(tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch)
     fsspec.register_implementation("guarded", GuardedFileSystem, clobber=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
+    # Files in memory are those of this process.
+    monkeypatch.setattr(engine_choice, "Processes", lambda _, **options: Processes(0, **options))
     make_shard(tmp_path / "in" / "a.tar", CAPTIONS)
     fs = GuardedFileSystem(SECRET, "eu")
     fs.put(str(tmp_path / "in"), "guarded://in", recursive=True)
@@ -72,7 +77,7 @@ def test_options_reach_shards_and_root(tmp_path: Path) -> None:
     assert "web: 4 samples in 1 partition" in mm("stats", *place, *OPTIONS).stdout
     manifest = "guarded://root/web/manifest.json"
     assert "4 samples" in mm("inspect", manifest, *OPTIONS).stdout
-    assert mm("verify", manifest, *OPTIONS).stdout.count(": ok") == 2
+    assert mm("verify", manifest, *OPTIONS).stdout.count(": ok") == 3
     for options in ((), ("--json",)):
         refused = mm("inspect", f"guarded://root/{SECRET}/none.mult", *OPTIONS, *options, code=1)
         assert "guarded://root/***/none.mult" in refused.stderr
@@ -116,7 +121,9 @@ def test_settings_of_commands_that_read(tmp_path: Path, dagster_home: Path) -> N
     assert "decode_size=(4, 6)" in shown
     assert "expected MODALITY.KEY=VALUE" in mm("inspect", manifest, "--set", "image=1", code=2).stderr
     place = ("--root", str(tmp_path / "root"), "-d", "data")
-    shutil.copy(manifest, tmp_path / "root" / "data" / "manifests" / f"{'0' * 64}.json")
+    former = tmp_path / "root" / "data" / "manifests" / f"{'0' * 64}.json"
+    shutil.copy(manifest, former)
+    os.utime(former, (0, 0))  # a newer one may be about to be published
     assert "nothing to remove" in mm("clean", *place, "--set", "keep_manifests=9").stdout
     assert "would remove 1 file" in mm("clean", *place, "--set", "keep_manifests=1", "--dry-run").stdout
     assert "keep_manifest: is not a setting" in mm("clean", *place, "--set", "keep_manifest=1", code=2).stderr

@@ -29,8 +29,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONP
 
 SLOW = (
     *("daemon", "dead_runs", "full_disk", "interrupted", "killed", "losses", "monitoring", "stopping"),
-    *("storage_faults", "two_hosts", "postgres", "wheels", "launch", "recording", "slices", "determinism"),
-    *("browser", "queries", "stale", "view_hostile"),
+    *("storage_faults", "two_hosts", "postgres", "wheels", "launch", "slices", "determinism"),
+    *("browser", "queries", "stale", "view_hostile", "hung"),
     *("ingest_benchmark", "loading_benchmark", "scale_benchmark"),
 )
 """The modules whose tests `make test-slow` runs, and `make test` does not."""

@@ -35,12 +35,19 @@ def _no_fsync(connection: Any, record: object) -> None:
 
 @contextmanager
 def open_databases() -> Iterator[None]:
-    """Within the block a database that an instance opens stays open."""
+    """Within the block a database that an instance opens stays open, unless its file is replaced by another."""
     engines: dict[str, Engine] = {}
+    files: dict[str, int] = {}  # the inode of each database, once its file exists
     scripts: dict[str | None, ScriptDirectory] = {}
     read_scripts = ScriptDirectory.from_config
 
     def create_engine(url: str, **options: Any) -> Engine:
+        path = Path(sqlalchemy.make_url(url).database or "")
+        inode = path.stat().st_ino if path.is_file() else 0
+        if files.get(url, inode) != inode:
+            Engine.dispose(engines.pop(url))
+        if inode:
+            files[url] = inode
         if url not in engines:
             engine = engines[url] = sqlalchemy.create_engine(url, **{**options, "poolclass": QueuePool})
             engine.dispose = lambda close=True: None  # type: ignore[method-assign]

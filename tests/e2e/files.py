@@ -6,5 +6,7 @@ __all__ = ["files_of"]
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Every file below a folder, sorted, but caches, which depend on when they were written."""
-    return [p for p in sorted(folder.rglob("*")) if p.is_file() and p.parent.name != "cache"]
+    """Returns every file below a folder, sorted, but those that depend on when and by whom they were written."""
+    varies = ("attempts", "cache", "claims")
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in files if path.parent.name not in varies and path.name != "clean.json"]

@@ -3,16 +3,21 @@
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from mm_assets.pipeline.chain import TABLES
 
 from ..pipeline.shards import make_shard, png
 
 WAIT = 300.0  # for what takes seconds on an idle machine
+PUBLISHED = ("records", *TABLES, "packed", "streams")  # folders
 MAIN = "from mm_assets.cli.main import main; main(prog_name='mm-assets')"
 
 
@@ -54,8 +59,8 @@ class Corpus:
     def noted(self) -> list[Note]:
         """Every note since then, the oldest first."""
         paths = [path for path in self.notes.iterdir() if path.name[0] != "."]
-        found = [path.read_text().split() for path in paths]
-        return sorted(Note(float(when), key, host) for when, key, host in found)
+        # The time is the file system's: the clock of a host may be wrong.
+        return sorted(Note(path.stat().st_mtime, *path.read_text().split()) for path in paths)
 
 
 class Project:
@@ -79,14 +84,17 @@ class Project:
         """A command over the dataset; `prefix` may be that of `as_host`."""
         return [*prefix, sys.executable, "-c", code, *arguments, "--root", self.root, *self.given]
 
-    def start(self, *arguments: str, home: str = "home", **given: Any) -> "Command":
-        """Starts a command with a home of Dagster of its own."""
+    def start(
+        self, *arguments: str, home: str = "home", environment: Mapping[str, str] | None = None, **given: Any
+    ) -> "Command":
+        """Starts a command with a home of Dagster of its own, in a process group of its own."""
         (self.folder / home).mkdir(exist_ok=True)
         log = self.folder / "logs" / f"{len(list((self.folder / 'logs').iterdir()))}.log"
-        environment = {**os.environ, **self.environment, "DAGSTER_HOME": str(self.folder / home)}
+        variables = {**os.environ, **self.environment, **(environment or {}), "DAGSTER_HOME": str(self.folder / home)}
         with log.open("w") as output:
-            command = self.command(*arguments, **given)
-            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+            process = subprocess.Popen(
+                self.command(*arguments, **given), env=variables, stdout=output, stderr=output, start_new_session=True
+            )
         return Command(process, log)
 
     def run(self, *arguments: str, home: str = "home", **given: Any) -> str:
@@ -94,17 +102,36 @@ class Project:
         with self.start(*arguments, home=home, **given) as command:
             return command.ended()
 
-    def contents(self) -> dict[str, str]:
-        """The MD5 digest of every file in the root that has the same bytes wherever it was made."""
+    def published(self) -> dict[str, str]:
+        """Returns what no process may change once it is there: records and files that are named by content."""
+        return {name: digest for name, digest in self.contents().items() if Path(name).parts[1] in PUBLISHED}
+
+    def records(self) -> list[str]:
+        """Returns the key of each record, sorted."""
+        names = (Path(name) for name in self.contents())
+        return sorted(name.stem.rpartition(".")[0] for name in names if name.parts[1] == "records")
+
+    def published_at(self) -> list[float]:
+        """Returns when each record was created, by the clock of the storage, sorted."""
         if "://" in self.root:
-            prefix = self.root.partition("://")[2] + "/"
-            found = object_files(self.environment["AWS_ENDPOINT_URL"]).find(prefix, detail=True)
-            digests = {name.removeprefix(prefix): facts["ETag"].strip('"') for name, facts in found.items()}
-        else:
-            folder = Path(self.root)
-            paths = [path for path in folder.rglob("*") if path.is_file()]
-            digests = {str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest() for path in paths}
-        return {name: digest for name, digest in digests.items() if is_compared(Path(name))}
+            found = self._objects().items()
+            return sorted(facts["LastModified"].timestamp() for name, facts in found if "/records/" in name)
+        return sorted(path.stat().st_mtime for path in Path(self.root).glob("*/records/*.json"))
+
+    def contents(self) -> dict[str, str]:
+        """Returns the MD5 digest of every file in the root that has the same bytes wherever it was made."""
+        if "://" in self.root:
+            digests = {name: facts["ETag"].strip('"') for name, facts in self._objects().items()}
+            return {name: digest for name, digest in digests.items() if is_compared(Path(name))}
+        folder = Path(self.root)
+        names = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+        return {str(name): hashlib.md5((folder / name).read_bytes()).hexdigest() for name in names if is_compared(name)}
+
+    def _objects(self) -> dict[str, Any]:
+        """Returns what an object store reports about each file of the root."""
+        prefix = self.root.partition("://")[2] + "/"
+        found = object_files(self.environment["AWS_ENDPOINT_URL"]).find(prefix, detail=True)
+        return {name.removeprefix(prefix): facts for name, facts in found.items()}
 
 
 class Command:
@@ -121,12 +148,18 @@ class Command:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
+        self.signal(signal.SIGKILL)
+        self.process.wait(WAIT)
 
     def kill(self) -> None:
-        """Kills it, if it has not ended."""
+        """Kills it, if it has not ended, and none of the processes that it started."""
         self.process.kill()
         self.process.wait(WAIT)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to it and to the processes that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
     def ended(self, code: int = 0) -> str:
         """Waits for its end; its output."""
@@ -143,7 +176,8 @@ def object_files(endpoint: str) -> Any:
 
 def is_compared(name: Path) -> bool:
     """Whether a file of a root has the same bytes wherever it was made."""
-    return name.parts[1] not in ("cache", "leases", "manifests") and not any(part[0] == "." for part in name.parts)
+    varies = name.parts[1] in ("attempts", "cache", "claims", "clean.json", "manifests")
+    return not varies and not any(part[0] == "." for part in name.parts)
 
 
 def make_shards(folder: Path, number: int) -> None:

@@ -1,7 +1,9 @@
 """A filter for tests of many hosts: it notes where and when a partition is at work, and takes its time."""
 
 import json
+import os
 import secrets
+import signal
 import socket
 import time
 from pathlib import Path
@@ -16,7 +18,8 @@ class Noting(Filter):
     Args:
         folder: for the notes. A file `.orders` there, JSON, says how long each block takes (`seconds`), and where one,
             the first there, takes longer (`slow_host`, `slow_seconds`), and how many hosts are to be at work before one
-            goes on (`together`). It is not part of the declaration.
+            goes on (`together`), and how the first one ends (`hang`): it is killed (`kill`), stopped by a signal
+            (`stop`), or is in an endless loop (`loop`). It is not part of the declaration.
     """
 
     scope = "row"
@@ -27,7 +30,7 @@ class Noting(Filter):
     def judge(self, block: Any) -> tuple[()]:
         key = str(block.table["sample_id"][0]).partition("-")[0]
         note = self.folder / f".{secrets.token_hex(8)}"
-        note.write_text(f"{time.time()} {key} {socket.gethostname()}")
+        note.write_text(f"{key} {socket.gethostname()}")
         note.rename(note.with_name(note.name[1:]))
         orders = json.loads((self.folder / ".orders").read_bytes())
         time.sleep(orders.get("seconds", 0.0))
@@ -42,7 +45,16 @@ class Noting(Filter):
             except FileExistsError:
                 return ()
             time.sleep(orders["slow_seconds"])
+        if "hang" in orders:
+            try:
+                (self.folder / ".has_hung").touch(exist_ok=False)
+            except FileExistsError:
+                return ()
+            if orders["hang"] != "loop":
+                os.kill(os.getpid(), signal.SIGSTOP if orders["hang"] == "stop" else signal.SIGKILL)
+            while True:
+                pass
         return ()
 
     def _num_hosts(self) -> int:
-        return len({path.read_text().split()[2] for path in self.folder.iterdir() if path.name[0] != "."})
+        return len({path.read_text().split()[1] for path in self.folder.iterdir() if path.name[0] != "."})

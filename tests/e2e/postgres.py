@@ -11,8 +11,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
 PGBOUNCER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
@@ -76,6 +78,24 @@ class Server:
     def control(self, action: str) -> None:
         data, log = str(self.folder / "data"), str(self.folder / "log")
         self._run(str(PROGRAMS[-1]), "-D", data, "-l", log, "-m", "fast", "-w", action)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to each of its processes, if it runs."""
+        with suppress(FileNotFoundError, psutil.NoSuchProcess):
+            first = psutil.Process(int((self.folder / "data" / "postmaster.pid").read_text().split()[0]))
+            for process in (first, *first.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+
+    def delay(self, table: str, seconds: float) -> None:
+        """Has each insertion into a table of Dagster's database take so much longer."""
+        self.query(
+            "dagster",
+            f"set client_min_messages = error; drop trigger if exists delay on {table}; "
+            "create or replace function delay() returns trigger language plpgsql as "
+            f"'begin perform pg_sleep({seconds}); return null; end'; "
+            + (f"create trigger delay before insert on {table} execute function delay()" if seconds else ""),
+        )
 
     def query(self, database: str, statement: str) -> str:
         return self._client("psql", database, "-qtAc", statement)

@@ -48,7 +48,9 @@ class RayCluster:
 
     def __init__(self, folder: Path, environment: Mapping[str, str], *, takes_jobs: bool = False) -> None:
         self._folder = folder
-        self._environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **environment}
+        # Otherwise Ray takes a token from the home folder, if there is one, which commands would then need too.
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+        self._environment = {**os.environ, **own, **environment}
         port, dashboard = _free_port(), _free_port()
         self.address = f"127.0.0.1:{port}"
         self.jobs = f"http://127.0.0.1:{dashboard}"
@@ -84,6 +86,12 @@ class RayCluster:
             yield node
         finally:
             node.lose()
+
+    def signal_head(self, number: int) -> None:
+        """Signals the process that knows the nodes and their tasks; the nodes and what runs on them go on."""
+        servers = [each for each in _started_by(self.head.process) if each.name() == "gcs_server"]
+        assert len(servers) == 1
+        servers[0].send_signal(number)
 
     def close(self) -> None:
         """Ends the head with all that it started."""

@@ -9,15 +9,16 @@ import pytest
 
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset, run_load
-from mm_assets.orchestration.runs import load_config
+from mm_assets.orchestration.runs import ATTEMPT_TAG, load_config, loaded_partitions
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.staleness import Present
+from mm_assets.pipeline.state.manifests import build_manifest
+from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.storage.store import Store
 
-from ..pipeline.chain import marker_name
-from .loads import make_manifest, pack, run_partitions
+from ..pipeline.chain import record_of, run_partition
+from .loads import run_partitions
 from .ticks import Inbox, SpecOf, Ticker, keys_of, schedule_keys, schedule_requests, schedule_tick
 
 
@@ -87,8 +88,7 @@ def test_published_partitions_are_not_run_again(instance: dg.DagsterInstance, de
     """A sensor that starts after `mm-assets run` finds nothing to do."""
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
-    (run,) = run_partitions([(spec, "captions-00000")])
-    assert run.ok
+    run_partition(DatasetStore(spec), "captions-00000")
     assert keys_of(Ticker(instance, spec, "captions_shards").tick()) == []
 
 
@@ -107,14 +107,13 @@ def test_a_partition_that_is_running_is_not_requested(
 
 
 def test_the_schedule_runs_what_is_pending(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
-    """The schedule requests registered partitions without a marker, capped, and skips when there are none."""
+    """The schedule requests registered partitions without a record, capped, and skips when there are none."""
     spec = demo_spec("docs", shards=str(inbox()), runs_per_tick=1)
     assert schedule_keys(instance, spec) == []
     inbox("docs-00000.tar", "docs-00001.tar")
     register_dataset(instance, DatasetStore(spec))
     assert schedule_keys(instance, spec) == ["docs-00000"]
-    (run,) = run_partitions([(spec, "docs-00000")])
-    assert run.ok
+    run_partition(DatasetStore(spec), "docs-00000")
     assert schedule_keys(instance, spec) == ["docs-00001"]
 
 
@@ -139,20 +138,46 @@ def test_a_tick_of_the_schedule_says_which_shards_it_leaves(
     assert instance.get_dynamic_partitions("docs_shards") == []
 
 
-def test_new_markers_make_a_manifest(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
-    """The marker sensor asks for one manifest per set of markers and for none without markers."""
+def test_new_records_request_a_manifest(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """The sensor of records requests one manifest per set of records, and none without records."""
     folder = inbox("docs-00000.tar", "docs-00001.tar")
     spec = demo_spec("docs", shards=str(folder))
-    ticker = Ticker(instance, spec, "docs_markers")
+    ticker = Ticker(instance, spec, "docs_records")
     assert not ticker.tick().run_requests
     register_dataset(instance, DatasetStore(spec))
     job = build_definitions(spec).resolve_job_def("docs_manifest")
     for key in ("docs-00000", "docs-00001"):
-        assert pack(instance, spec, key).success
+        run_partition(DatasetStore(spec), key)
         assert len(ticker.tick().run_requests or []) == 1
         assert not ticker.tick().run_requests
         assert job.execute_in_process(instance=instance).success
         assert not ticker.tick().run_requests, "the manifest itself does not ask for another"
+
+
+def test_a_manifest_that_failed_is_requested_again(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is published stays out of the dataset until a manifest lists it: the next attempt is after a pause."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    run_partition(DatasetStore(spec), "captions-00000")
+    ticker = Ticker(instance, spec, "captions_records")
+    job = build_definitions(spec).resolve_job_def("captions_manifest")
+    manifest = Path(DatasetStore(spec).store.path_of("manifest.json"))
+    manifest.mkdir()  # it cannot be written
+    (first,) = ticker.tick().run_requests or []
+    assert not job.execute_in_process(instance=instance, raise_on_error=False, tags=first.tags).success
+    manifest.rmdir()
+    waiting = ticker.tick()
+    assert not waiting.run_requests
+    assert "the next attempt is in 10 minutes" in (waiting.skip_message or "")
+    now = time.time()
+    monkeypatch.setattr("mm_assets.orchestration.sensors.time.time", lambda: now + 601)
+    (second,) = ticker.tick().run_requests or []
+    assert second.run_key != first.run_key
+    assert second.tags[ATTEMPT_TAG] == "2"
+    assert job.execute_in_process(instance=instance, tags=second.tags).success
+    assert "is up to date" in (ticker.tick().skip_message or "")
 
 
 def test_a_manifest_of_a_load_is_not_made_again(
@@ -163,25 +188,25 @@ def test_a_manifest_of_a_load_is_not_made_again(
     register_dataset(instance, DatasetStore(spec))
     (run,) = run_partitions([(spec, "captions-00000")])
     assert run.ok
-    first = Ticker(instance, spec, "captions_markers").tick()
+    first = Ticker(instance, spec, "captions_records").tick()
     assert not first.run_requests
-    assert "of the present data" in (first.skip_message or "")
+    assert "is up to date" in (first.skip_message or "")
     with dg.DagsterInstance.local_temp(str(tmp_path)) as other:
-        assert len(Ticker(other, spec, "captions_markers").tick().run_requests or []) == 1
+        assert len(Ticker(other, spec, "captions_records").tick().run_requests or []) == 1
 
 
 def test_a_load_at_work_makes_the_manifest(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
     """While a load publishes partitions the sensor asks for no manifest, and afterwards its own is the newest."""
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")))
     register_dataset(instance, DatasetStore(spec))
-    ticker = Ticker(instance, spec, "docs_markers")
+    ticker = Ticker(instance, spec, "docs_records")
     ticks: list[dg.SensorResult] = []
     with Processes(1) as processes:
         keys = ["docs-00000", "docs-00001"]
         assert run_load(spec, keys, engine=processes, observed=lambda _: ticks.append(ticker.tick())).ok
     assert [len(tick.run_requests or []) for tick in ticks] == [0, 0]
-    assert all("is at work" in (tick.skip_message or "") for tick in ticks)
-    assert "of the present data" in (ticker.tick().skip_message or "")
+    assert all("is active" in (tick.skip_message or "") for tick in ticks)
+    assert "is up to date" in (ticker.tick().skip_message or "")
 
 
 def test_a_changed_declaration_fails_the_tick_with_what_to_do(
@@ -230,33 +255,110 @@ def test_a_new_schema_is_a_new_run(instance: dg.DagsterInstance, demo_spec: Spec
     dataset = DatasetStore(ticker.spec)
     changed = dataset.schema().__class__.from_json({**dataset.schema().to_json(), "user_columns": []}, where="test")
     assert changed.digest != dataset.schema().digest
-    dataset.write_schema(changed, decided_by="test")
+    dataset.write_schema(changed, dataset.registered(), decided_by="test")
     (second,) = ticker.tick().run_requests
     assert first.run_key != second.run_key
     assert first.tags[".dagster/mm_assets.fingerprint"] != second.tags[".dagster/mm_assets.fingerprint"]
 
 
+def cursor_files(spec: DatasetSpec) -> list[str]:
+    """The contents of the files that have the state of the sensor."""
+    store = DatasetStore(spec).store
+    return [store.read_bytes(name).decode() for name in store.sizes("cache/sensor")]
+
+
 def test_the_cursor_forgets_what_is_published(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
-    """The cursor names a partition from its request to its publication only, so it does not grow with the dataset."""
+    """The state names a partition from its request to its publication only, so it does not grow with the dataset."""
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
     ticker = Ticker(instance, spec, "captions_shards")
     assert keys_of(ticker.tick()) == ["captions-00000"]
-    assert "captions-00000" in (ticker.cursor or "")
-    (run,) = run_partitions([(spec, "captions-00000")])
-    assert run.ok
+    (state,) = cursor_files(spec)
+    assert "captions-00000" in state
+    run_partition(DatasetStore(spec), "captions-00000")
     assert keys_of(ticker.tick()) == []
-    assert "captions-00000" not in (ticker.cursor or "")
+    assert '"file": ""' in (ticker.cursor or "")
 
 
-def test_a_tick_with_nothing_new_reads_no_marker(
+def test_the_cursor_is_small(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither sensor reads a marker while nothing has changed: there may be very many."""
+    """It has less than 1 kB with a thousand partitions that are requested or young, and at most two files remain."""
+    folder = inbox("docs-00000.tar")
+    for number in range(1000):
+        (folder / f"x{number}.tar").symlink_to(folder / "docs-00000.tar")
+    old, young = demo_spec("docs", shards=str(folder)), demo_spec("docs", shards=str(folder))
+    monkeypatch.setattr("mm_assets.pipeline.state.registration.time.time", lambda: 1.0)  # before any modification
+    young = young.replace(settle_seconds=3600.0)
+    cursor = None
+    for spec in (young, old, young, old):
+        ticker = Ticker(instance, spec, "docs_shards")
+        ticker.cursor = cursor
+        ticker.tick()
+        (folder / f"y{len(cursor or '')}{spec.settle_seconds}.tar").symlink_to(folder / "docs-00000.tar")
+        cursor = ticker.cursor
+        assert len(cursor or "") < 200
+        assert max(map(len, cursor_files(spec))) > 30_000
+        assert len(cursor_files(spec)) <= 2
+
+
+def test_a_repeated_tick_requests_the_same(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """A tick whose requests were not stored is evaluated again with the old cursor, and gives the same run keys."""
+    folder = inbox("docs-00000.tar")
+    spec = demo_spec("docs", shards=str(folder))
+    ticker = Ticker(instance, spec, "docs_shards")
+    ticker.tick()
+    inbox("docs-00001.tar")
+    before, keys = ticker.cursor, []
+    for _ in range(3):
+        ticker.cursor = before
+        (request,) = ticker.tick().run_requests or []
+        keys.append((request.partition_key, request.run_key))
+    assert len(set(keys)) == 1
+    assert keys[0][0] == "docs-00001"
+    assert keys_of(ticker.tick()) == []
+
+
+def test_a_lost_state_requests_nothing_that_dagster_knows(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """Without the cache, what is running and what has failed as it is now is not requested again."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")))
+    ticker = Ticker(instance, spec, "docs_shards")
+    first, second = ticker.tick().run_requests or []
+    job = ticker.definitions.resolve_job_def("docs_pack")
+    for request, status in ((first, dg.DagsterRunStatus.STARTED), (second, dg.DagsterRunStatus.STARTED)):
+        tags = {**request.tags, "dagster/partition": request.partition_key or ""}
+        run = instance.create_run_for_job(job_def=job, tags=tags, status=status)
+        if request is second:
+            instance.report_run_failed(run, "made to fail")
+    for file in (Path(spec.root) / "docs" / "cache" / "sensor").iterdir():
+        file.write_bytes(b"{")
+    assert keys_of(ticker.tick()) == []
+    shutil.rmtree(Path(spec.root) / "docs" / "cache")
+    ticker.cursor = None
+    assert keys_of(ticker.tick()) == []
+
+
+def test_a_tick_that_finds_many_partitions_rolls_up_their_checks(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more partitions than `grouped` checks serve, the sensor has the next definitions roll them up."""
+    monkeypatch.setattr("mm_assets.orchestration.checks._MOST_PARTITIONS", 1)
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")))
+    ticker = Ticker(instance, spec, "docs_shards")
+    assert ticker.definitions.resolve_job_def("docs_check").partitions_def is not None
+    assert len(keys_of(ticker.tick())) == 2
+    assert build_definitions(spec).resolve_job_def("docs_check").partitions_def is None
+
+
+def test_a_tick_with_nothing_new_reads_no_record(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither sensor reads a record while nothing has changed: there may be very many."""
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
-    tickers = [Ticker(instance, spec, f"captions_{name}") for name in ("shards", "markers")]
+    tickers = [Ticker(instance, spec, f"captions_{name}") for name in ("shards", "records")]
     register_dataset(instance, DatasetStore(spec))
-    (run,) = run_partitions([(spec, "captions-00000")])
-    assert run.ok
+    run_partition(DatasetStore(spec), "captions-00000")
     for ticker in tickers:
         ticker.tick()
     read: list[str] = []
@@ -265,13 +367,13 @@ def test_a_tick_with_nothing_new_reads_no_marker(
     for ticker in tickers:
         assert not ticker.tick().run_requests
     assert "shards.json" in read
-    assert not [name for name in read if name.startswith("published/")]
+    assert not [name for name in read if name.startswith("records/")]
 
 
-def test_a_tick_lists_markers_only_where_something_else_changed(
+def test_a_tick_lists_records_only_if_something_else_changed(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changed shards are requested without a listing of markers; what a manifest withdraws is requested as well."""
+    """Changed shards are requested without a listing of records; what a manifest deletes is requested as well."""
     folder = inbox("docs-00000.tar", "docs-00001.tar")
     spec = demo_spec("docs", shards=str(folder))
     dataset, ticker = DatasetStore(spec), Ticker(instance, spec, "docs_shards")
@@ -282,9 +384,9 @@ def test_a_tick_lists_markers_only_where_something_else_changed(
     monkeypatch.setattr(Store, "listing", lambda self, name: (listed.append(name), real(self, name))[1])
 
     def tick() -> tuple[list[str], bool]:
-        """The keys that a tick requests, and whether it listed markers."""
+        """The keys that a tick requests, and whether it listed records."""
         listed.clear()
-        return keys_of(ticker.tick()), "published" in listed
+        return keys_of(ticker.tick()), "records" in listed
 
     assert tick() == ([], True)
     assert tick() == ([], False)
@@ -292,8 +394,10 @@ def test_a_tick_lists_markers_only_where_something_else_changed(
     assert tick() == (["docs-00001"], False)
     assert tick() == ([], True)
     assert tick() == ([], False)
-    Path(dataset.store.path_of(dataset.table("rows", "docs-00000"))).unlink()
-    assert make_manifest(spec).ok
+    record = record_of(dataset, "docs-00000")
+    assert record is not None
+    Path(dataset.store.path_of(record.packed["mult"].path)).unlink()
+    assert list(build_manifest(dataset).withdrawn) == ["docs-00000"]
     assert tick() == (["docs-00000"], True)
 
 
@@ -335,45 +439,46 @@ def _schedule_tags(instance: dg.DagsterInstance, spec: DatasetSpec, key: str) ->
 
 
 def test_whatever_changes_a_manifest_makes_one(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
-    """Markers, registered shards, the configuration and the schema each ask for a manifest when they change."""
+    """Records, registered shards, the configuration and the schema each ask for a manifest when they change."""
     folder = inbox("docs-00000.tar", "docs-00001.tar")
     spec = demo_spec("docs", shards=str(folder))
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
-    marker = marker_name(dataset, "docs-00000")
-    dataset.store.write_bytes(marker, b"{}")
-    ticker = Ticker(instance, spec, "docs_markers")
+    run_partition(dataset, "docs-00000")
+    ticker = Ticker(instance, spec, "docs_records")
 
     def requests() -> list[int]:
         return [len(ticker.tick().run_requests or []) for _ in range(2)]
 
     assert requests() == [1, 0]
-    dataset.store.write_bytes(marker, b"[]")
-    assert requests() == [1, 0], "a marker was replaced by one of the same size"
+    run_partition(dataset, "docs-00001")
+    assert requests() == [1, 0], "a partition was published"
     (folder / "docs-00001.tar").unlink()
     register_dataset(instance, dataset)
     assert requests() == [1, 0], "a shard is gone"
-    changed = Ticker(instance, demo_spec("docs", shards=str(folder), renumber=not spec.renumber), "docs_markers")
+    changed = Ticker(instance, demo_spec("docs", shards=str(folder), renumber=not spec.renumber), "docs_records")
     changed.cursor, ticker = ticker.cursor, changed
     assert requests() == [1, 0], "the configuration changed"
     schema = dataset.schema()
     other = schema.__class__.from_json({**schema.to_json(), "user_columns": []}, where="test")
-    dataset.write_schema(other, decided_by="test")
+    dataset.write_schema(other, dataset.registered(), decided_by="test")
     assert requests() == [int(other.digest != schema.digest), 0]
-    dataset.store.delete(marker)
-    assert requests() == [1, 0], "the last marker is gone"
+    for name in dataset.store.sizes("records"):
+        dataset.store.delete(name)
+    assert requests() == [1, 0], "the last record is gone"
 
 
 def test_many_pending_partitions_are_one_run(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
-    """Above the threshold the sensor requests one load, which publishes them; then it requests nothing."""
+    """Above the threshold the sensor requests one load of all that is pending; then it requests nothing."""
     folder = inbox("docs-00000.tar", "docs-00001.tar")
     spec = demo_spec("docs", shards=str(folder), bulk_threshold=1, runs_per_tick=1)
     shards = Ticker(instance, spec, "docs_shards")
     (request,) = shards.tick().run_requests
     assert request.job_name == "docs_load"
-    job = shards.definitions.resolve_job_def("docs_load")
-    assert job.execute_in_process(instance=instance, run_config=request.run_config, raise_on_error=False).success
-    assert sorted(Present(DatasetStore(spec)).markers()) == ["docs-00000", "docs-00001"]
+    assert loaded_partitions(dg.DagsterRun("docs_load", run_config=request.run_config), spec) == [
+        "docs-00000",
+        "docs-00001",
+    ]
     assert not shards.tick().run_requests
 
 
@@ -403,7 +508,7 @@ def test_one_load_runs_at_a_time(instance: dg.DagsterInstance, demo_spec: SpecOf
     key = dg.AssetKey(["docs", "raw_shards"])
     found = instance.fetch_materializations(dg.AssetRecordsFilter(key, asset_partitions=["docs-00000"]), limit=9)
     assert len(found.records) == 1, "what was published meanwhile is not run again"
-    assert sorted(DatasetStore(spec).marker_names()) == ["docs-00000", "docs-00001"]
+    assert sorted(DatasetState(DatasetStore(spec)).records) == ["docs-00000", "docs-00001"]
 
 
 @pytest.mark.parametrize(

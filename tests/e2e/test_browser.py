@@ -15,7 +15,7 @@ from mm_assets.orchestration.checks import rules_of
 from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset
 from mm_assets.pipeline.state.folder import DatasetStore
 
-from ..pipeline.chain import marker_of
+from ..pipeline.chain import record_of
 from .browser import ARGUMENTS, CHROMIUM, needs_browser
 from .test_daemon import WAIT, process_group, wait_for
 
@@ -107,4 +107,4 @@ def test_a_partition_is_materialized_from_the_ui(dagster_home: Path, tmp_path: P
         assert query(url, "{ version }") is None
     assert behind_a_click == 0
     assert succeeded >= len(rules_of(dataset.spec, "packed_mult"))
-    assert marker_of(dataset, "captions-00000") is not None
+    assert record_of(dataset, "captions-00000") is not None

@@ -36,7 +36,7 @@ from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
 from mm_assets.pipeline.partition.stages import StageResult
 from mm_assets.pipeline.state.folder import DatasetStore
 
-from ..pipeline.chain import declare, run_chain
+from ..pipeline.chain import declare, run_chain, stages_of, table_name
 
 FORMATS = ("mult", "mstr")
 
@@ -92,11 +92,11 @@ class Made:
 
     def table(self, table: str, key: str) -> list[dict[str, Any]]:
         """The rows of one table of a partition."""
-        return pq.read_table(self.dataset.store.path_of(self.dataset.table(table, key))).to_pylist()
+        return pq.read_table(self.dataset.store.path_of(table_name(self.dataset, table, key))).to_pylist()
 
     def packed(self, key: str, form: str) -> str:
         """Where a packed file of a partition stands."""
-        return self.dataset.store.path_of(self.dataset.records(key)[PACKED_STAGES[form]].files[form].path)
+        return self.dataset.store.path_of(stages_of(self.dataset, key)[PACKED_STAGES[form]].files[form].path)
 
     @property
     def keys(self) -> list[str]:
@@ -387,5 +387,5 @@ def test_fetching_late_changes_nothing(name: str, shared_data: Path, tmp_path: P
         made[mode], _ = run_chain(spec)
     for key in made["read"].partitions():
         for stage in (FILTERED_ROWS, *PACKED_STAGES.values()):
-            read, write = (made[mode].records(key)[stage] for mode in ("read", "write"))
+            read, write = (stages_of(made[mode], key)[stage] for mode in ("read", "write"))
             assert dict(read.files) == dict(write.files)

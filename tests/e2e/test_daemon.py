@@ -64,7 +64,7 @@ def test_a_dropped_in_shard_becomes_a_manifest(
         staged.replace(folder / "captions-00000.tar")
         manifest = root / "dropped" / "manifest.json"
         wait_for(lambda: manifest.exists() or daemon.poll() is not None, WAIT, log)
-    assert [s["partition"] for s in json.loads(manifest.read_text())["shards"]] == ["captions-00000"]
+    assert json.loads(manifest.read_text())["partitions"]["key"] == ["captions-00000"]
     with mm_assets.open(str(manifest)) as dataset:
         assert len(dataset) > 20
         assert dataset[0]["image"].shape[2] in (3, 4)

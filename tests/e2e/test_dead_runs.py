@@ -2,7 +2,6 @@
 
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -10,12 +9,12 @@ import pytest
 
 from mm_assets.orchestration import runs
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import pool_wait, register_dataset
-from mm_assets.orchestration.runs import PROCESS_TAG
+from mm_assets.orchestration.launch import register_dataset, sync
+from mm_assets.orchestration.runs import PROCESS_TAG, full_pool_said
+from mm_assets.pipeline.state.claims import Claim, process_tag
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.leases import Lease, Leases
 
-from ..pipeline.chain import marker_name
+from ..pipeline.chain import run_partition
 from .loads import run_partitions
 from .ticks import Inbox, SpecOf, Ticker, keys_of, schedule_keys
 
@@ -33,26 +32,36 @@ def test_a_load_takes_a_slot_of_its_pool(
     dataset, storage = DatasetStore(spec), instance.event_log_storage
     register_dataset(instance, dataset)
     storage.set_concurrency_slots("disks", 1)
-    assert pool_wait(dataset) is None
+    assert full_pool_said(instance, dataset) is None
     storage.claim_concurrency_slot("disks", "12345678-a", "step")
     said = "waiting for a slot of the pool 'disks': its limit is 1, in use by 12345678"
-    assert pool_wait(dataset) == said
-    freed = threading.Timer(3, storage.free_concurrency_slots_for_run, ["12345678-a"])
-    freed.start()
+    assert full_pool_said(instance, dataset) == said
+    blocked = threading.Event()
+
+    def free_when_blocked() -> None:
+        ends = time.monotonic() + 60
+        while not blocked.is_set() and time.monotonic() < ends:
+            messages = [entry.message for run in instance.get_runs() for entry in instance.all_logs(run.run_id)]
+            if "Step blocked by limit for pool disks" in messages:
+                blocked.set()
+            time.sleep(0.1)
+        storage.free_concurrency_slots_for_run("12345678-a")
+
+    freeing = threading.Thread(target=free_when_blocked)
+    freeing.start()
     (run,) = run_partitions([(spec, "captions-00000")])
-    freed.join()
+    freeing.join()
     assert run.ok
-    messages = [entry.message for entry in instance.all_logs(run.run_id)]
-    assert "Step blocked by limit for pool disks" in messages
+    assert blocked.is_set()
     assert storage.get_concurrency_info("disks").active_slot_count == 0
     job = build_definitions(spec).resolve_job_def("captions_load")
     dead = instance.create_run_for_job(
         job_def=job, tags={PROCESS_TAG: "of a process"}, status=dg.DagsterRunStatus.STARTED
     )
     storage.claim_concurrency_slot("disks", dead.run_id, "step")
-    assert pool_wait(dataset) is not None, "it may be alive on another host"
+    assert full_pool_said(instance, dataset) is not None, "it may be alive on another host"
     monkeypatch.setattr(runs, "process_is_gone", lambda run_id, _: run_id == dead.run_id)
-    assert pool_wait(dataset) is None
+    assert full_pool_said(instance, dataset) is None
     assert storage.get_concurrency_info("disks").active_slot_count == 0
 
 
@@ -71,7 +80,7 @@ def test_a_killed_run_does_not_block_its_partition(
     run = instance.create_run_for_job(
         job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
     )
-    code = f"from mm_assets.pipeline.state.liveness import process_tag; print(process_tag({run.run_id!r}), flush=True)"
+    code = f"from mm_assets.pipeline.state.claims import process_tag; print(process_tag({run.run_id!r}), flush=True)"
     with subprocess.Popen(
         [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
@@ -90,7 +99,7 @@ def test_a_killed_run_does_not_block_its_partition(
     assert found.is_finished == killed
 
 
-@pytest.mark.parametrize(("sensor", "job"), [("docs_shards", "docs_pack"), ("docs_markers", "docs_manifest")])
+@pytest.mark.parametrize(("sensor", "job"), [("docs_shards", "docs_pack"), ("docs_records", "docs_manifest")])
 def test_a_sensor_without_work_ends_a_dead_run(
     instance: dg.DagsterInstance,
     demo_spec: SpecOf,
@@ -104,8 +113,8 @@ def test_a_sensor_without_work_ends_a_dead_run(
 
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
-    if sensor == "docs_markers":
-        DatasetStore(spec).store.write_bytes(marker_name(DatasetStore(spec), "docs-00000"), b"{}")
+    if sensor == "docs_records":
+        run_partition(DatasetStore(spec), "docs-00000")
     ticker = Ticker(instance, spec, sensor)
     assert len(ticker.tick().run_requests or []) == 1
     run = instance.create_run_for_job(
@@ -121,35 +130,36 @@ def test_a_sensor_without_work_ends_a_dead_run(
 
 
 @NEEDS_PROC
-@pytest.mark.parametrize(("begun", "patience"), [(True, 90.0), (False, 300.0)])
+@pytest.mark.parametrize(
+    ("status", "limit_seconds"), [(dg.DagsterRunStatus.STARTED, 300.0), (dg.DagsterRunStatus.STARTING, 3600.0)]
+)
 def test_a_silent_run_is_given_up(
     instance: dg.DagsterInstance,
     demo_spec: SpecOf,
     inbox: Inbox,
     monkeypatch: pytest.MonkeyPatch,
-    begun: bool,
-    patience: float,
+    status: dg.DagsterRunStatus,
+    limit_seconds: float,
 ) -> None:
-    """A run on another host that lets its lease end blocks its partition for 90 s, one without a first step longer."""
+    """A run on another host without a claim blocks its partition for 5 minutes, one that has not begun for an hour."""
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
     job = build_definitions(spec).resolve_job_def("docs_pack")
-    run = instance.create_run_for_job(
-        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
-    )
-    instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id if begun else 'parent'} other/x boot 1 2"})
-    now = time.time()
-    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 0.9 * patience)
+    run = instance.create_run_for_job(job_def=job, tags={"dagster/partition": "docs-00000"}, status=status)
+    instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id} other/x boot 1 2"})
     assert schedule_keys(instance, spec) == []
-    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 1.1 * patience)
+    now = time.monotonic()
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.monotonic", lambda: now + 0.9 * limit_seconds)
+    assert schedule_keys(instance, spec) == []
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.monotonic", lambda: now + 1.1 * limit_seconds)
     assert schedule_keys(instance, spec) == ["docs-00000"]
 
 
 @NEEDS_PROC
-def test_a_run_on_another_host_is_alive_while_it_renews_its_lease(
+def test_a_run_on_another_host_is_alive_while_it_renews_its_claim(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of another host that has said nothing for hours, and whose lease is valid, keeps its partition."""
+    """A run of another host that has said nothing for hours, and renews its claim, keeps its partition."""
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
@@ -158,27 +168,53 @@ def test_a_run_on_another_host_is_alive_while_it_renews_its_lease(
         job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
     )
     instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id} other/x boot 1 2"})
-    now = time.time()
-    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 7200)
-    lease = Lease(run=run.run_id, owner="other/x boot 1 2", until=now + 300)
-    dataset.store.write_bytes(Leases.file_name("docs-00000"), lease.to_bytes())
     assert schedule_keys(instance, spec) == []
-    dataset.store.write_bytes(Leases.file_name("docs-00000"), replace(lease, until=now - 1).to_bytes())
+    now = time.monotonic()
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.monotonic", lambda: now + 7200)
+    claim = Claim(load=run.run_id, process="other/x boot 1 2", keys=frozenset({"docs-00000"}))
+    name = f"claims/{run.run_id}.json"
+    dataset.store.write_bytes(name, claim.to_bytes(1))
+    assert schedule_keys(instance, spec) == []
+    dataset.store.delete(name)
+    assert schedule_keys(instance, spec) == [], "between two steps a run has no claim"
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.monotonic", lambda: now + 7600)
     assert schedule_keys(instance, spec) == ["docs-00000"]
 
 
 def test_a_dead_manifest_run_does_not_block_the_next(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The marker sensor waits for a manifest run that may live, and not for one that cannot."""
+    """The sensor of manifests waits for a manifest run that may live, and not for one that cannot."""
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
-    dataset.store.write_bytes(marker_name(dataset, "captions-00000"), b"{}")
+    run_partition(dataset, "captions-00000")
     job = build_definitions(spec).resolve_job_def("captions_manifest")
     instance.create_run_for_job(job_def=job, status=dg.DagsterRunStatus.STARTED)
-    ticker = Ticker(instance, spec, "captions_markers")
+    ticker = Ticker(instance, spec, "captions_records")
     assert not ticker.tick().run_requests
-    now = time.time()
-    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 90_000)
+    now = time.monotonic()
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.monotonic", lambda: now + 90_000)
     assert len(ticker.tick().run_requests or []) == 1
+
+
+def test_a_load_that_could_not_report_its_end_is_ended(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """`sync` ends a load whose process has exited and that Dagster shows as running, and no other."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    job, loads = build_definitions(spec).resolve_job_def("captions_load"), list[str]()
+    for has_exited in (True, False):
+        run = instance.create_run_for_job(job_def=job, status=dg.DagsterRunStatus.STARTED)
+        tag = process_tag(run.run_id)
+        if tag is None:
+            pytest.skip("loads are tagged with their process on Linux only: other systems have no /proc")
+        start = "0" if has_exited else tag.split(" ")[-1]  # else the process id was reused
+        instance.add_run_tags(run.run_id, {PROCESS_TAG: " ".join([*tag.split(" ")[:-1], start])})
+        loads.append(run.run_id)
+    sync(DatasetStore(spec))
+    ended, live = (instance.get_run_by_id(run_id) for run_id in loads)
+    assert ended is not None
+    assert live is not None
+    assert [ended.status, live.status] == [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED]

@@ -21,6 +21,10 @@ from urllib.parse import urlsplit
 import dagster as dg
 import pytest
 import yaml
+from click.testing import CliRunner
+from dagster._core.definitions.run_request import InstigatorType
+
+from mm_assets.cli.main import main
 
 compose_spec = pytest.importorskip("compose_spec")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -81,6 +85,7 @@ def check_manifests(content: str) -> None:
 
 def check_compose(content: str) -> dict[str, Any]:
     """Raises `ValueError` for what the Compose specification does not allow."""
+    content = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", content)  # as Compose replaces variables that are not set
     found = yaml.safe_load(content)  # which also merges
     compose_spec.PyCompose.from_json(json.dumps(found)).validate()
     services = found["services"]
@@ -136,6 +141,8 @@ def test_kubernetes_accepts_the_manifests(name: str) -> None:
     [
         ("indexed-job.yaml", "completions: 20", "completions: twenty"),
         ("indexed-job.yaml", "volumeMounts:", "volumeMount:"),
+        ("indexed-job.yaml", "operator: In, values: [2]", "operator: In, value: 2"),
+        ("pgbouncer.yaml", "minAvailable: 1", "minimum: 1"),
         ("pgbouncer.yaml", "secretName: pgbouncer", "secret: pgbouncer"),
         ("pgbouncer.yaml", "selector: {app: pgbouncer}", "selector: [app]"),
         ("raycluster.yaml", "- {name: scratch, mountPath: /scratch}", "- {name: scratch}"),
@@ -231,7 +238,7 @@ def test_the_parts_of_compose_find_each_other(
     assert f"127.0.0.1:{jobs.port}:{jobs.port}" in services[jobs.hostname]["ports"]
     assert f"--address={jobs.hostname}:6379" in services["ray-worker"]["command"]
     assert "--port=6379" in services[jobs.hostname]["command"]
-    ours = {name: service for name, service in services.items() if service["image"] == "mm-assets"}
+    ours = {name: service for name, service in services.items() if service["image"].startswith("mm-assets:")}
     assert set(ours) == {"webserver", "daemon", "ray-head", "ray-worker"}
     for service in ours.values():
         named = {database["params"]["passfile"], service["environment"]["AWS_SHARED_CREDENTIALS_FILE"]}
@@ -253,7 +260,7 @@ def test_runs_leave_processors_to_the_partitions_of_loads(compose: dict[str, Any
     num_processors = {
         "compose": compose["services"]["ray-worker"]["deploy"]["replicas"] * int(option.partition("=")[2])
     }
-    (cluster,) = documents("raycluster.yaml")
+    cluster, *_ = documents("raycluster.yaml")
     (workers,) = cluster["spec"]["workerGroupSpecs"]
     assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     num_processors["kuberay"] = workers["minReplicas"] * int(workers["rayStartParams"]["num-cpus"])
@@ -295,7 +302,7 @@ def test_the_manifests_and_the_values_agree(settings: dict[str, Any], pgbouncer:
     database, theirs = settings["storage"]["postgres"]["postgres_db"], values["postgresql"]
     assert theirs["postgresqlScheme"] == database["scheme"]
     assert (theirs["postgresqlUsername"], theirs["postgresqlDatabase"]) == (database["username"], database["db_name"])
-    service, deployment = documents("pgbouncer.yaml")
+    service, _, deployment = documents("pgbouncer.yaml")
     assert (theirs["postgresqlHost"], theirs["service"]["port"]) == (
         service["metadata"]["name"],
         service["spec"]["ports"][0]["port"],
@@ -308,7 +315,7 @@ def test_the_manifests_and_the_values_agree(settings: dict[str, Any], pgbouncer:
     image = values["dagsterDaemon"]["image"]
     assert image == values["dagsterWebserver"]["image"]
     assert image == values["dagster-user-deployments"]["deployments"][0]["image"]
-    (cluster,), (job,) = documents("raycluster.yaml"), documents("indexed-job.yaml")
+    (cluster, *_), (job,) = documents("raycluster.yaml"), documents("indexed-job.yaml")
     for spec in (*pod_specs(cluster), *pod_specs(job)):
         assert spec["serviceAccountName"] == values["global"]["serviceAccountName"]
         assert spec["containers"][0]["image"] == f"{image['repository']}:{image['tag']}"
@@ -323,7 +330,7 @@ def test_the_manifests_and_the_values_agree(settings: dict[str, Any], pgbouncer:
 
 def test_the_ray_cluster_has_the_version_and_the_space_of_its_image() -> None:
     """Its version is that of `constraints.txt`, and its nodes have the scratch space that they announce."""
-    (cluster,) = documents("raycluster.yaml")
+    cluster, *_ = documents("raycluster.yaml")
     pinned = re.search(r"^ray==(\S+)$", (REPO / "constraints.txt").read_text(), re.M)
     assert pinned is not None
     assert cluster["spec"]["rayVersion"] == pinned.group(1)
@@ -333,6 +340,63 @@ def test_the_ray_cluster_has_the_version_and_the_space_of_its_image() -> None:
     assert workers["rayStartParams"]["num-cpus"] == container["resources"]["requests"]["cpu"]
     announced = json.loads(json.loads(workers["rayStartParams"]["resources"]))  # the shell removes the outer quotes
     assert announced["scratch"] <= int(container["resources"]["limits"]["ephemeral-storage"].removesuffix("Gi")) << 30
+
+
+def test_every_image_has_the_tag_of_the_release() -> None:
+    """Each image of the project has the tag of one variable, and no image is `latest`, of ours or of others."""
+    (compose,) = documents("compose.yaml")
+    images = [service["image"] for service in compose["services"].values()]
+    found = [document for name in MANIFESTS for document in documents(name)]
+    images += [container["image"] for one in found for spec in pod_specs(one) for container in spec["containers"]]
+    values = helm_values("helm-values.yaml")
+    images += [":".join((values["dagsterDaemon"]["image"][key]) for key in ("repository", "tag"))]
+    tags = {image: image.rpartition("/")[2].partition(":")[2] for image in images}
+    assert [image for image, tag in tags.items() if tag in ("", "latest")] == []
+    ours = {tag for image, tag in tags.items() if "mm-assets" in image}
+    assert ours == {"${MM_ASSETS_TAG}", "${MM_ASSETS_TAG:-local}"}
+    page = (REPO / "docs" / "many-machines.md").read_text()
+    for name in ("indexed-job.yaml", "pgbouncer.yaml", "raycluster.yaml", "helm-values.yaml"):
+        assert f"deploy/{name}" in re.findall(r"envsubst '\$MM_ASSETS_TAG' < (\S+)", page + text(name)), name
+
+
+def test_budgets_select_pods_and_let_some_go() -> None:
+    """Each disruption budget selects pods by their labels, and lets one of several go."""
+    (_, workers, head), (_, pooler, deployment) = documents("raycluster.yaml"), documents("pgbouncer.yaml")
+    (cluster, *_) = documents("raycluster.yaml")
+    name, (group,) = cluster["metadata"]["name"], cluster["spec"]["workerGroupSpecs"]
+    labels = {"ray.io/cluster": name, "ray.io/node-type": "worker"}  # which KubeRay sets
+    assert workers["spec"]["selector"]["matchLabels"] == labels
+    assert head["spec"] == {"minAvailable": 1, "selector": {"matchLabels": {**labels, "ray.io/node-type": "head"}}}
+    assert 0 < workers["spec"]["minAvailable"] < group["replicas"]
+    assert pooler["spec"]["selector"] == deployment["spec"]["selector"]
+    assert 0 < pooler["spec"]["minAvailable"] < deployment["spec"]["replicas"]
+
+
+def test_a_slice_fails_for_good_by_a_wrong_declaration_alone(tmp_path: Path) -> None:
+    """The exit code that fails the Job is that of a wrong declaration; evictions are ignored; others are retried."""
+    (job,) = documents("indexed-job.yaml")
+    ignored, fatal = job["spec"]["podFailurePolicy"]["rules"]
+    assert ignored == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert fatal["onExitCodes"]["containerName"] == container["name"]
+    assert fatal["action"] == "FailJob"
+    place = ["--shards", str(tmp_path), "--root", str(tmp_path / "out"), "--slice", "1/20", "--no-record"]
+    wrong = CliRunner().invoke(main, ["run", *place, "--set", "checks=wrong"])
+    empty = CliRunner().invoke(main, ["run", *place])
+    assert (fatal["onExitCodes"]["values"], wrong.exit_code, empty.exit_code) == ([2], 2, 1)
+
+
+def test_s3_accepts_the_rule_for_unfinished_uploads() -> None:
+    """S3 takes the rule of the file, which removes parts of an upload after a week and no object."""
+    boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto")
+    configuration = json.loads(text("s3-lifecycle.json"))
+    with moto.mock_aws():
+        client = boto3.client("s3", region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test")
+        client.create_bucket(Bucket="packed")
+        client.put_bucket_lifecycle_configuration(Bucket="packed", LifecycleConfiguration=configuration)
+        (rule,) = client.get_bucket_lifecycle_configuration(Bucket="packed")["Rules"]
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
+    assert "Expiration" not in rule
 
 
 def test_the_page_links_every_file() -> None:
@@ -401,6 +465,9 @@ def test_dagster_loads_the_instance(open_instance: Callable[..., dg.DagsterInsta
     assert instance.run_monitoring_enabled
     assert (instance.run_retries_enabled, instance.run_retries_max_retries) == (True, 2)
     assert not instance.run_retries_retry_on_asset_or_op_failure
+    for kind in InstigatorType:
+        days = {status.value: number for status, number in instance.get_tick_retention_settings(kind).items()}
+        assert days == {"STARTED": -1, "SKIPPED": 7, "SUCCESS": 90, "FAILURE": 90}
     assert type(instance.compute_log_manager).__name__ == "NoOpComputeLogManager"
     assert type(open_instance(None).run_launcher).__name__ == "DefaultRunLauncher"
 
@@ -565,7 +632,7 @@ def test_kubernetes_accepts_the_job_of_a_load(launched: Callable[[dict[str, Any]
     check_manifest(job)
     (spec,) = pod_specs(job)
     (container,) = spec["containers"]
-    assert container["image"] == "registry.example.org/mm-assets:latest"
+    assert container["image"] == "registry.example.org/mm-assets:${MM_ASSETS_TAG}"
     assert container["args"][:3] == ["dagster", "api", "execute_run"]
     assert spec["serviceAccountName"] == "mm-assets"
     assert spec["restartPolicy"] == "Never"

@@ -12,8 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from mm_assets.pipeline.explore.sql import dataset_sandbox
-from mm_assets.pipeline.explore.sql_worker import _connect
+from mm_assets.pipeline.explore.sql_worker import connect
 from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.view import open_backend
 
 from ..pipeline.chain import declare, run_chain
@@ -67,19 +68,20 @@ def test_queries_read_remote_tables_and_no_other_file(client: TestClient) -> Non
 
 
 def test_other_objects_are_closed_to_duckdb_too(client: TestClient) -> None:
-    """A statement that got past the parser could read the dataset's folder and nothing else of the store."""
+    """A statement that got past the parser could read the dataset's tables and nothing else of the store."""
     explorer = viewer_of(client)
-    sandbox = dataset_sandbox(explorer.backend.dataset)
-    with closing(_connect(sandbox._request)) as connection:
+    sandbox = dataset_sandbox(DatasetState(explorer.backend.dataset))
+    with closing(connect(sandbox.request)) as connection:
         assert connection.execute("select count(*) from rows").fetchall() == [(9,)]
-        with pytest.raises(duckdb.Error):
-            connection.execute("select size from read_blob('s3://explored/in/a.tar')").fetchall()
+        for path in ("in/a.tar", "root/data/manifest.json"):
+            with pytest.raises(duckdb.Error, match="Permission"):
+                connection.execute(f"select size from read_blob('s3://explored/{path}')").fetchall()
 
 
 def test_scores_drops_and_versions_of_a_remote_dataset(client: TestClient) -> None:
     """Histogram, drop with its picture, origin and difference are as of a local one."""
     assert get(client, "histogram", score="image_width")["num_dropped"] == 1
-    drops = get(client, "drops", reason="image_size.width_below_min")["drops"]
+    drops = get(client, "losses", reason="image_size.width_below_min")["losses"]
     (image,) = [drop for drop in drops if drop["modality"] == "image"]
     place: dict[str, Any] = {name: image[name] for name in ("partition", "sample_id", "position", "modality")}
     item = get(client, "item", **place)

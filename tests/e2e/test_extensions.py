@@ -275,9 +275,11 @@ def test_the_whole_way(extensions: Path, shard: Path, tmp_path: Path, run_comman
     assert [(row["sample_id"], row["kind"], row["end_seconds"]) for row in checks["spans"]] == [
         ("late", "gesture", 1.5)
     ]
-    dropped = pq.read_table(tmp_path / "root" / "data" / "dropped" / "hands-00000.parquet").to_pylist()
+    (path,) = (tmp_path / "root" / "data" / "dropped").glob("hands-00000.*.parquet")
+    dropped = pq.read_table(path).to_pylist()
     assert [(row["sample_id"], row["reason"]) for row in dropped] == [("rests", "resting")]
-    filtered = pq.read_table(tmp_path / "root" / "data" / "filtered_rows" / "hands-00000.parquet").to_pylist()
+    (path,) = (tmp_path / "root" / "data" / "filtered_rows").glob("hands-00000.*.parquet")
+    filtered = pq.read_table(path).to_pylist()
     steps = {row["sample_id"]: row["num_steps"] for row in filtered if row["modality"] == "text"}
     assert steps == {"fine": 3, "late": 3, "wrong": 2}
     (packed,) = (tmp_path / "root").rglob("*.mstr")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import mm_assets
 from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state import clean, manifests
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import pending_partitions
@@ -53,7 +54,7 @@ def run(stage, function):
             return real_pack(cut(), *args, **kwargs)
         stages.pack_rows = pack
     if victim == stage + ".record":
-        DatasetStore.write_records = lambda self, key, records: die()
+        DatasetStore.write_attempt = lambda self, attempt: die()
     with PartitionWork.registered(dataset, key) as work:
         function(work)
 
@@ -106,6 +107,10 @@ def test_a_killed_stage_leaves_no_partial_file(
                 assert opened.verify().ok
     assert pending_partitions(dataset) == ["docs-00000", "docs-00001"]
     complete(dataset, key)
+    old = time.time() - 2 * clean.MIN_AGE_SECONDS
+    for path in (root / "docs").rglob(".*"):
+        os.utime(path, (old, old))
+    clean.clean(dataset)
     assert list((root / "docs").rglob(".*")) == []
 
     fresh = DatasetStore(spec.replace(root=str(tmp_path / "fresh")))

@@ -20,14 +20,15 @@ from mm_assets.errors import ConfigError, SourceError
 from mm_assets.filters.registry import build_filter
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset
-from mm_assets.orchestration.runs import ATTEMPT_TAG, PROCESS_TAG, Attempt, tag_of
+from mm_assets.orchestration.runs import PROCESS_TAG
 from mm_assets.pipeline.partition import stages
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.claims import Claims, process_is_gone, process_tag
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.liveness import process_is_gone, process_tag
 from mm_assets.pipeline.state.losses import FAILED, loss_totals
+from mm_assets.pipeline.state.staleness import DatasetState
 
-from .loads import leased, run_partitions
+from .loads import run_partitions
 
 WAIT = 200.0  # for what takes seconds on an idle machine
 
@@ -126,22 +127,21 @@ def test_a_partition_whose_process_dies_is_repeated(
     again = f"`mm-assets run --dataset captions --partition {dead.partition}` runs the partition alone"
     reason = f"the process was killed (signal 9; out of memory?), 4 times: {again}"
     assert dead.failures == (f"filtered_rows: {reason}",)
-    (total,) = loss_totals(DatasetStore(spec), [dead.partition])
+    (total,) = loss_totals(DatasetState(DatasetStore(spec)), [dead.partition])
     assert (total.example.partition, total.example.stage) == (dead.partition, "filtered_rows")
     assert (total.example.reason, total.example.detail) == (FAILED, reason)
-    found = instance.get_run_by_id(dead.run_id)
-    assert found is not None
-    assert found.status == dg.DagsterRunStatus.FAILURE
+    (latest,) = instance.get_runs(limit=1)
+    assert latest.status == dg.DagsterRunStatus.FAILURE
     (again_run,) = run_partitions([(demo_spec("captions", shards=str(folder), filters=(once,)), dead.partition)])
     assert again_run.ok
-    assert loss_totals(DatasetStore(spec), [dead.partition]) == []
+    assert loss_totals(DatasetState(DatasetStore(spec)), [dead.partition]) == []
 
 
-@pytest.mark.parametrize("num_processes", [1, 0, -1])
+@pytest.mark.parametrize("num_processes", [0, -1])
 def test_without_further_processes_runs_are_in_this_one(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, module: Module, tmp_path: Path, num_processes: int
 ) -> None:
-    """One process, or none, is this process."""
+    """A load without worker processes runs partitions in its own."""
     noting = {"type": f"{module('noting', FILTERS)}:Noting", "note": str(tmp_path / "pid")}
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")), filters=(noting,))
     register_dataset(instance, DatasetStore(spec))
@@ -150,54 +150,22 @@ def test_without_further_processes_runs_are_in_this_one(
     assert (tmp_path / "pid").read_text() == str(os.getpid())
 
 
-def test_a_partition_at_work_is_refused(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
-    """`run` leaves a partition alone that a live run works on, and says which run; one that waits does not count."""
-    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
-    register_dataset(instance, DatasetStore(spec))
-    job = build_definitions(spec).resolve_job_def("captions_pack")
-    tags = {"dagster/partition": "captions-00000"}
-    other = instance.create_run_for_job(job_def=job, tags=tags, status=dg.DagsterRunStatus.STARTED)
-    (refused,) = run_partitions([(spec, "captions-00000")])
-    assert other.run_id in refused.failures[0]
-    assert len(runs_of(instance, "captions-00000")) == 1
-    instance.report_run_failed(other, "made to fail")
-    instance.create_run_for_job(job_def=job, tags=tags, status=dg.DagsterRunStatus.NOT_STARTED)
-    (run,) = run_partitions([(spec, "captions-00000")])
-    assert run.ok
-
-
-def test_steps_of_two_runs_do_not_overlap(
-    instance: dg.DagsterInstance, dagster_home: Path, demo_spec: SpecOf, inbox: Inbox
-) -> None:
-    """A step that finds its partition locked fails with the reason, touches nothing, and another time succeeds."""
-    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
-    dataset = DatasetStore(spec)
-    register_dataset(instance, dataset)
-    with leased(spec, "captions-00000"):
-        (refused,) = run_partitions([(spec, "captions-00000")])
-        assert "another run is working on partition 'captions-00000'" in refused.failures[0]
-        assert not dataset.store.exists(dataset.records_name("captions-00000"))
-    (run,) = run_partitions([(spec, "captions-00000")])
-    assert run.ok
-    assert not dataset.store.sizes("leases")
-
-
-def test_each_step_holds_the_lease_and_names_its_process(
+def test_each_step_claims_its_partition_and_names_its_process(
     instance: dg.DagsterInstance,
     dagster_home: Path,
     demo_spec: SpecOf,
     inbox: Inbox,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While packed files are made no other process gets the partition, and the run is tagged with the one at work."""
+    """While packed files are made other loads see the claim of the run, which is tagged with its process."""
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
     seen: list[bool] = []
 
     def packed(*args: object, **options: object) -> object:
-        with pytest.raises(SourceError), leased(spec, "captions-00000"):
-            pass
         (run,) = runs_of(instance, "captions-00000")
+        (claim,) = Claims(DatasetStore(spec), "another").others()
+        assert (claim.load, "captions-00000" in claim) == (run.run_id, True)
         seen.append(
             process_is_gone(run.run_id, run.tags.get(".dagster/mm_assets.process")) is (None if tag is None else False)
         )
@@ -212,16 +180,12 @@ def test_each_step_holds_the_lease_and_names_its_process(
 
 
 def test_a_load_is_listed_under_its_job(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
-    """A load of a declared dataset names its code location, as runs of the UI do; an undeclared one names none."""
+    """A load of a declared dataset is a run of its code location; that of an undeclared one is of none."""
     shards = str(inbox("captions-00000.tar"))
     for spec in (demo_spec("captions", shards=shards), demo_spec("captions", shards=shards, name="other")):
         register_dataset(instance, DatasetStore(spec))
         run_partitions([(spec, "captions-00000")])
-    origins = {run.job_name: run.remote_job_origin for run in instance.get_runs()}
-    assert origins["other_load"] is None
-    listed = origins["captions_load"]
-    assert listed is not None
-    assert (listed.location_name, listed.job_name) == ("demo_project", "captions_load")
+    assert {run.job_name for run in instance.get_runs()} == {"captions_load", "other_load"}
     label = {".dagster/repository": "__repository__@demo_project"}
     assert [run.job_name for run in instance.get_runs(dg.RunsFilter(tags=label))] == ["captions_load"]
 
@@ -233,14 +197,7 @@ def test_tags_for_the_pipeline_are_hidden(instance: dg.DagsterInstance, demo_spe
     run_partitions([(spec, "captions-00000")])
     (run,) = instance.get_runs()
     assert {name for name in run.tags if get_tag_type(name) is TagType.USER_PROVIDED} == set()
-    assert tag_of(run.tags, PROCESS_TAG) == (process_tag(run.run_id) or "")
-
-
-@pytest.mark.parametrize("name", [".dagster/mm_assets.attempt", "mm_assets/attempt"])
-def test_tags_of_an_earlier_release_are_read(name: str) -> None:
-    """A tag is read by the name that it has now and by its former one."""
-    assert tag_of({name: "3", "other": "4"}, ATTEMPT_TAG) == "3"
-    assert Attempt.of({name: "3"}, 0.0, "run").number == 3
+    assert run.tags.get(PROCESS_TAG, "") == (process_tag(run.run_id) or "")
 
 
 def test_a_command_that_is_killed_at_first_leaves_a_usable_instance(dagster_home: Path) -> None:

@@ -1,12 +1,11 @@
 """A load: one run for many partitions, recorded in Dagster as the job of one partition records it."""
 
-import json
 import multiprocessing
 import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
-from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from mm_assets.cli.main import main
 from mm_assets.orchestration.build import build_definitions
@@ -24,10 +22,8 @@ from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.load.driver import run_tasks
 from mm_assets.pipeline.load.engine import Task
 from mm_assets.pipeline.load.processes import Processes
-from mm_assets.pipeline.partition.run import run_partition
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.staleness import Present
 
 from ..pipeline.shards import make_shard
 from .loads import pack, run_partitions
@@ -64,13 +60,18 @@ def facts(instance: dg.DagsterInstance, spec: DatasetSpec, partition: str) -> di
 def test_a_load_records_what_the_job_of_one_partition_records(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
 ) -> None:
-    """Metadata, data versions, tags and check results of both are equal, and a load is one run."""
+    """Metadata, data versions, tags and check results are equal; a load is one run, and nothing is stale after it."""
     spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
     register_dataset(instance, DatasetStore(spec))
-    runs = run_partitions([(spec, "a"), (spec, "b")], num_processes=2)
-    assert len({run.run_id for run in runs}) == 1
+    assert all(run.ok for run in run_partitions([(spec, "a"), (spec, "b")], num_processes=2))
+    (run,) = instance.get_runs()
     loaded = facts(instance, spec, "a")
-    recorded = evaluations(instance, runs[0].run_id, "a")
+    recorded = evaluations(instance, run.run_id, "a")
+    resolver = CachingStaleStatusResolver(
+        instance, build_definitions(spec).resolve_asset_graph(), LoadingContextForTest(instance)
+    )
+    for stage in CHAIN[:-1]:
+        assert resolver.get_status(dg.AssetKey(["captions", stage.name]), "a").value == "FRESH", stage.name
     packed = pack(instance, spec, "a")
     assert packed.success
     assert facts(instance, spec, "a") == loaded
@@ -82,17 +83,6 @@ def test_a_load_records_what_the_job_of_one_partition_records(
     assert len(recorded) >= 10
 
 
-def test_a_loaded_partition_is_fresh(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
-    """Dagster takes no asset of a partition that a load has recorded for outdated."""
-    spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
-    register_dataset(instance, DatasetStore(spec))
-    assert all(run.ok for run in run_partitions([(spec, "a"), (spec, "b")]))
-    graph = build_definitions(spec).resolve_asset_graph()
-    resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
-    for stage in CHAIN[:-1]:
-        assert resolver.get_status(dg.AssetKey(["captions", stage.name]), "a").value == "FRESH", stage.name
-
-
 def evaluations(instance: dg.DagsterInstance, run_id: str, partition: str) -> dict[tuple[str, ...], Any]:
     """The check results that a run recorded of a partition."""
     found = {}
@@ -102,104 +92,6 @@ def evaluations(instance: dg.DagsterInstance, run_id: str, partition: str) -> di
             facts = (made.passed, made.severity, made.description, made.metadata, made.blocking)
             found[(*made.asset_key.path, made.check_name)] = facts
     return found
-
-
-def test_what_was_published_without_dagster_is_recorded(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
-) -> None:
-    """`sync`, and the start of the next load, record what was published and not recorded, once and as it is."""
-    spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
-    dataset = DatasetStore(spec)
-    register_dataset(instance, dataset)
-    (first,) = run_partitions([(spec, "a")])
-    assert first.ok
-    assert run_partition(spec, dataset.partitions()["b"], dataset.schema()).ok  # as a load that was killed then
-    published = dg.AssetKey(["captions", "published"])
-    assert instance.get_materialized_partitions(published) == {"a"}
-    arguments = ["sync", "--root", spec.root, "--dataset", "captions"]
-    for said in ("captions: 1 partition recorded\n", "captions: 0 partitions recorded\n"):
-        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
-        assert (done.exit_code, done.stdout) == (0, said)
-    assert instance.get_materialized_partitions(published) == {"a", "b"}
-    for stage, record in dataset.records("b").items():
-        asset = dg.AssetKey(["captions", stage.name])
-        events = instance.fetch_materializations(dg.AssetRecordsFilter(asset, asset_partitions=["b"]), limit=1)
-        made = events.records[0].asset_materialization
-        assert made is not None
-        assert (made.tags or {})["dagster/data_version"] == record.files[stage.files[0]].sha256
-
-
-def test_a_database_that_is_away_stops_no_work(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Events that the database refuses are recorded when it is back, in order and once."""
-    spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
-    register_dataset(instance, DatasetStore(spec))
-    refused = [0]
-    real = SqliteEventLogStorage.store_event
-
-    def store_event(self: SqliteEventLogStorage, event: dg.EventLogEntry) -> None:
-        refused[0] += 1
-        if 12 < refused[0] < 40:
-            raise ConnectionError("the database is restarting")
-        real(self, event)
-
-    monkeypatch.setattr(SqliteEventLogStorage, "store_event", store_event)
-    monkeypatch.setattr("mm_assets.orchestration.patience.PAUSES", (0.0,) * 60)
-    monkeypatch.setattr("mm_assets.orchestration.mirror.PAUSES", (0.0,) * 60)
-    runs = run_partitions([(spec, "a"), (spec, "b")])
-    assert [run.ok for run in runs] == [True, True]
-    assert instance.get_materialized_partitions(dg.AssetKey(["captions", "published"])) == {"a", "b"}
-    assert len(evaluations(instance, runs[0].run_id, "b")) == len(evaluations(instance, runs[0].run_id, "a")) >= 10
-
-
-@pytest.mark.parametrize("by", ["command", "job"])
-def test_a_large_load_is_recorded_in_several_runs(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
-    """One driver runs all partitions; each is recorded once, a run fails by its own, and there is one manifest."""
-    monkeypatch.setattr("mm_assets.orchestration.load.MOST_PARTITIONS", 2)
-    monkeypatch.setattr("mm_assets.orchestration.launch.MOST_PARTITIONS", 2)
-    folder = copies(inbox, "abcde")
-    spec = demo_spec("captions", shards=str(folder), engine={"jobs": 1})
-    dataset = DatasetStore(spec)
-    register_dataset(instance, dataset)
-    (folder / "d.tar").write_bytes((folder / "d.tar").read_bytes()[:9_000])
-    if by == "command":
-        runs = {run.partition: run for run in run_partitions([(spec, key) for key in "abcde"])}
-        assert [key for key, run in runs.items() if not run.ok] == ["d"]
-    else:
-        job = build_definitions(spec).resolve_job_def("captions_load")
-        assert job.execute_in_process(instance=instance, raise_on_error=False).success
-    records = instance.get_run_records(dg.RunsFilter(job_name="captions_load"), ascending=True)
-    assert [record.dagster_run.status.value for record in records] == ["SUCCESS", "FAILURE", "SUCCESS"]
-    first, *further = (record.dagster_run for record in records)
-    assert [run.tags.get("mm_assets/load") for run in further] == [first.run_id] * 2
-    for name, expected in (("published", "abce"), ("manifest", [None])):
-        found = instance.fetch_materializations(dg.AssetKey(["captions", name]), limit=99).records
-        assert sorted(record.partition_key for record in found) == list(expected), name
-    of_runs = dict(recorded_in(instance, "captions"))
-    assert [of_runs[key] for key in "abe"] == [first.run_id, first.run_id, further[1].run_id]
-    assert sorted(Present(dataset).published()) == list("abce")
-
-
-def recorded_in(instance: dg.DagsterInstance, dataset: str) -> Iterator[tuple[str, str]]:
-    """Each published partition, and the run that recorded it."""
-    for record in instance.fetch_materializations(dg.AssetKey([dataset, "published"]), limit=99).records:
-        yield record.partition_key or "", record.run_id
-
-
-def test_a_partition_that_is_gone_stops_no_other(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
-    """Of a key that is not registered any more, and of a damaged marker, the others know nothing."""
-    spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
-    dataset = DatasetStore(spec)
-    register_dataset(instance, dataset)
-    assert run_partitions([(spec, "a")])[0].ok
-    (marker,) = dataset.marker_names()["a"]
-    dataset.store.write_bytes(marker, b"{")
-    runs = {run.partition: run for run in run_partitions([(spec, "gone"), (spec, "b")])}
-    assert runs["gone"].failures == ("raw_shards: it is not registered any more",)
-    assert runs["b"].ok
 
 
 def test_a_worker_that_dies_before_its_task_is_replaced(
@@ -247,8 +139,8 @@ def test_the_run_that_decides_the_schema_notes_what_does_not_fit_it(
 def test_a_long_summary_has_totals(
     instance: dg.DagsterInstance, inbox: Inbox, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of many partitions `run` prints one row with the sums of those that ran; `losses` suggests a complete command."""
-    monkeypatch.setattr("mm_assets.cli.run_summary._MAX_ROWS", 1)
+    """Of many partitions `run` prints one row with the sums of those that ran."""
+    monkeypatch.setattr("mm_assets.cli.run_summary.MAX_ROWS", 1)
     shards = f"{copies(inbox, 'ab')}/*.tar"
 
     def invoke(*arguments: str) -> Any:
@@ -260,8 +152,3 @@ def test_a_long_summary_has_totals(
     (row,) = [line for line in invoke(*given).stdout.splitlines() if line.startswith("│ many")]
     assert [cell.strip() for cell in row.split("│")[2:6]] == ["2", "2 done", "240", "240"]
     assert re.match(r"0 partitions run in [\d.]+ s; 2 partitions unchanged\n", invoke(*given).stdout)
-    manifest = root / "many" / "manifest.json"
-    listed = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**listed, "shards": listed["shards"][:1]}))
-    told = invoke("losses").stderr
-    assert f"`mm-assets run --root {root} --dataset many --shards '{shards}'`" in told

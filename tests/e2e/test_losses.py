@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +25,14 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.losses import losses
 from mm_assets.pipeline.state.records import StageFailure
 from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import DatasetState
 
 from ..pipeline.chain import at_work
 
 FAILED = "failed"
 OPTIONS = ("--shards", "in", "--root", "out", "--dataset", "web", "--pack", "generic")
 SHOWN = {"partition", "sample_id", "position", "modality", "shard", "member", "byte_offset", "byte_size", "detail"}
+SHOWN |= {"content_type", "value", "setting", "limit", "frame_index"}
 SETTINGS = ("--set", "samples.sample_id_field=id")
 
 
@@ -230,9 +233,11 @@ def test_every_kind_of_damage_is_listed(tmp_path: Path) -> None:
             try:
                 assert at_work(make, dataset, partition.key).passed
             except SourceError as error:
-                dataset.write_failure(StageFailure.of(error, stage=stage.name, partition=partition.key))
+                failure = StageFailure.of(error, stage=stage.name, partition=partition.key)
+                (made,) = DatasetState(dataset).latest([partition.key])
+                dataset.write_attempt(replace(made, failure=failure))
                 break
-    found = [loss.to_json() for loss in losses(dataset, sorted(dataset.partitions()))]
+    found = [loss.to_json() for loss in losses(DatasetState(dataset), sorted(dataset.partitions()))]
     assert told(found) == expected
     assert {loss["partition"] for loss in found} == {*DAMAGED, *FOREIGN, *INCOMPLETE, *KEPT}
     failed = {loss["partition"]: loss for loss in found if loss["reason"] == FAILED}
@@ -258,12 +263,12 @@ def test_losses_equal_a_recount(tmp_path: Path, dagster_home: Path, monkeypatch:
     assert done.exit_code == 1, done.output
     for partition in failed:
         assert re.search(rf"failed: web/{partition}: raw_shards: .*{partition}\.tar", done.output), partition
-    published = {path.stem.rsplit(".", 1)[0] for path in (tmp_path / "out/web/published").glob("*.json")}
+    published = {path.stem.rsplit(".", 1)[0] for path in (tmp_path / "out/web/records").glob("*.json")}
     assert published == {*GOOD, *INCOMPLETE, "ending"}
     assert re.search(r"│ ending +│ done .*│ +1 │$", done.output, re.MULTILINE), "a fault is counted with its partition"
     for reason in {item.reason for item in expected}:
         assert reason in done.output
-    assert "`mm-assets losses --root out --dataset web`" in done.output
+    assert re.search(r"all of them: `mm-assets losses --root out --set .*--dataset web`", done.output)
 
     found = json.loads(command("losses", "--root", "out", "-d", "web", "--json").stdout)["datasets"]["web"]
     assert told(found["losses"]) == expected

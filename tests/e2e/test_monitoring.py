@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +15,15 @@ import yaml
 from dagster import DagsterEventType
 from dagster._daemon.monitoring import run_monitoring
 
+from mm_assets.orchestration import recorder
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset, run_load
-from mm_assets.orchestration.mirror import Mirror
+from mm_assets.orchestration.recorder import Event, Made, Recorder, RunEvents
 from mm_assets.orchestration.runs import PROCESS_TAG, is_running
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.claims import process_tag
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.liveness import process_tag
 
 from ..pipeline.shards import make_shard
 
@@ -80,18 +81,20 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def monitored(monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> list[set[str]]:
-    """Monitors all runs whenever a load has a partition to record: the statuses of runs after each time."""
+    """Monitors all runs before each partition is recorded; returns the statuses of runs after each time."""
     seen: list[set[str]] = []
-    real = Mirror.record
+    real = RunEvents.store
 
-    def record(self: Mirror, report: Any) -> None:
-        context: Any = SimpleNamespace(instance=instance, create_request_context=lambda: None)
-        monitoring = run_monitoring.execute_run_monitoring_iteration(context, logging.getLogger(__name__))
-        assert [error for error in monitoring if error] == []
-        seen.append({run.status.value for run in instance.get_runs()})
-        real(self, report)
+    def store(self: RunEvents, events: Sequence[Event]) -> None:
+        if any(isinstance(event, Made) and event.partition for event in events):
+            context: Any = SimpleNamespace(instance=instance, create_request_context=lambda: None)
+            monitoring = run_monitoring.execute_run_monitoring_iteration(context, logging.getLogger(__name__))
+            assert [error for error in monitoring if error] == []
+            seen.append({run.status.value for run in instance.get_runs()})
+        real(self, events)
 
-    monkeypatch.setattr(Mirror, "record", record)
+    monkeypatch.setattr(RunEvents, "store", store)
+    monkeypatch.setattr(recorder, "_MAX_BATCH", 1)
     return seen
 
 
@@ -114,8 +117,7 @@ def test_runs_that_no_launcher_started_are_not_failed(
     open_instance: Open, spec: DatasetSpec, monkeypatch: pytest.MonkeyPatch, by: str, statuses: list[set[str]]
 ) -> None:
     """Of a command, and of the further runs of a load, there is no Ray job: monitoring fails none of them."""
-    monkeypatch.setattr("mm_assets.orchestration.load.MOST_PARTITIONS", 2)
-    monkeypatch.setattr("mm_assets.orchestration.launch.MOST_PARTITIONS", 2)
+    monkeypatch.setattr(recorder, "MAX_PARTITIONS_OF_RUN", 2)
     instance = open_instance()
     seen = monitored(monkeypatch, instance)
     load(instance, spec, by=by)
@@ -184,7 +186,7 @@ def test_a_load_on_a_cluster_that_is_interrupted_is_lost(
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("mm_assets.orchestration.load.open_engine", exiting)
-    monkeypatch.setattr(Mirror, "record", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Recorder, "add", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     instance = open_instance(None)
     try:
         job = build_definitions(spec).resolve_job_def("d_load")

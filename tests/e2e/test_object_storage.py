@@ -1,6 +1,7 @@
 """The whole chain on object storage: shards read by ranges, outputs uploaded whole, everything over HTTP."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -16,25 +17,29 @@ from typing import Any
 import dagster as dg
 import fsspec
 import pytest
+from click.testing import CliRunner
 
 import mm_assets
+from mm_assets.cli.main import main
 from mm_assets.cli.project import make_project
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.launch import register_dataset, run_load
-from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_STAGES, PUBLISHED, RAW_SHARDS, TABLES, Stage
+from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_STAGES, PUBLISHED, Stage
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.load.tasks import PartitionRun
 from mm_assets.pipeline.partition.run import PartitionReport, run_partition
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state import claims
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.manifests import build_manifest
+from mm_assets.pipeline.state.records import Earlier
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.schema_inference import decide_layout
-from mm_assets.pipeline.state.staleness import Present, pending_partitions
+from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import expand_shards
 
-from ..pipeline.chain import declare, marker_of
+from ..pipeline.chain import declare, record_of
 from ..s3_server import serve
 from .loads import make_manifest, run_partitions
 
@@ -98,7 +103,7 @@ def test_a_load_on_s3_reads_the_shard_once(
     recorder.requests.clear()
     dataset = run_chain(instance, spec)
     reads = recorder.reads_of(f"/{bucket}/shards/{name}")
-    assert len(recorder.requests) <= 100, "of which 19 are the partition's"
+    assert len(recorder.requests) <= 100, "of which 12 are the partition's"
     assert sum(read.sent for read in reads) == (demo_shards / name).stat().st_size
     assert len(reads) == 1
     with mm_assets.open(f"s3://{bucket}/out/{spec.name}/manifest.json", storage_options=options) as opened:
@@ -177,21 +182,21 @@ def test_a_partition_costs_few_requests_whatever_its_members(
     case = dataset_of(num_members)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    report = case.run(case.remote, scratch=scratch, markers=())
+    report = case.run(case.remote, scratch=scratch, earlier=Earlier())
     assert report.failure is None
     assert report.ok
     assert list(scratch.iterdir()) == []
     requests = list(case.recorder.requests)
-    assert Counter(request.method for request in requests) == {"PUT": 11, "GET": 4, "HEAD": 3, "DELETE": 1}
+    assert Counter(request.method for request in requests) == {"PUT": 10, "GET": 1, "HEAD": 2}
     shard = f"/{bucket}/shards/{case.shard.name}"
     assert sum(request.sent for request in case.recorder.reads_of(shard)) == case.shard.stat().st_size
-    assert own_reads(requests, bucket) == ["records", "published"], "whether there are any"
-    last = [request.path for request in requests if request.method == "PUT"][-2:]
-    assert [Path(path).parent.name for path in last] == ["records", "published"]
+    assert own_reads(requests, bucket) == []
+    last = [request.path for request in requests if request.method == "PUT"][-1]
+    assert Path(last).parent.name == "records"
 
     report = case.run(case.local)
     assert report.ok
-    assert len(case.recorder.requests) == 3, "the size and ETag of the shard, before and after it is fetched"
+    assert Counter(request.method for request in case.recorder.requests) == {"GET": 1, "HEAD": 2}, "of the shard"
     assert files_of(case.remote) == files_of(case.local)
 
 
@@ -209,7 +214,7 @@ def test_a_run_that_starts_later_reads_the_one_table_that_it_needs(
     report = case.run(case.remote, first=first)
     assert report.failure is None
     assert list(report.results) == [stage.name for stage in CHAIN[CHAIN.index(first) : CHAIN.index(PUBLISHED)]]
-    expected = ["failures", "published", "records", *([read] if read else [])]
+    expected = ["records", "records", *([read] if read else [])]  # the second time as it exists already
     assert sorted(own_reads(case.recorder.requests, bucket)) == sorted(expected)
     assert len(case.recorder.requests) <= 30
     shard = case.recorder.reads_of(f"/{bucket}/shards/{case.shard.name}")
@@ -220,7 +225,7 @@ def test_a_run_that_starts_later_reads_the_one_table_that_it_needs(
 def test_a_manifest_costs_few_requests(
     server: tuple[str, Any], options: dict[str, Any], bucket: str, tmp_path: Path
 ) -> None:
-    """Besides listings, a manifest takes 6 requests with nothing new, and 11 in a load with a new partition of 12."""
+    """Besides listings, a manifest takes 3 requests with nothing new, and 10 with a new partition of 12."""
     shard = pairs(tmp_path, 3)
     spec = declare(f"s3://{bucket}/root", f"s3://{bucket}/shards/*.tar", storage_options=options, root_options=options)
     fs = fsspec.filesystem("s3", **options)
@@ -232,29 +237,63 @@ def test_a_manifest_costs_few_requests(
         register(dataset)
         for partition in dataset.partitions().values():
             if int(partition.key) in numbers:
-                assert run_partition(spec, partition, dataset.schema(), markers=()).ok
+                assert run_partition(spec, partition, dataset.schema(), earlier=Earlier()).ok
 
-    def manifest(known: Present | None = None) -> list[Any]:
-        """The requests of a manifest, without listings; `known` is what a load knows when it makes one."""
+    def manifest() -> list[Any]:
+        """Returns the requests of a manifest, without listings."""
         server[1].requests.clear()
-        assert build_manifest(known.dataset if known else DatasetStore(spec), known).left_out == {}
+        assert build_manifest(DatasetStore(spec)).left_out == {}
         return [request for request in server[1].requests if request.path.strip("/") != bucket]
 
     run_new(range(11))
     manifest()
-    assert Counter(request.method for request in manifest()) == {"GET": 5, "HEAD": 1}
+    assert Counter(request.method for request in manifest()) == {"GET": 3}
     fs.put_file(str(shard), f"{bucket}/shards/11.tar")
     register(DatasetStore(spec))
-    known = Present(DatasetStore(spec))
-    assert known.pending() == ["11"]
-    assert run_partition(spec, known.partitions["11"], known.schema, markers=()).ok
-    requests = manifest(known)
-    marker = Path(DatasetStore(spec).marker_names()["11"][0]).name
-    assert Counter(request.method for request in requests) == {"GET": 6, "PUT": 5}
-    read = [Path(request.path).name for request in requests if "/published/" in request.path]
-    assert read == [marker], "of the others the cache has what counts"
-    table = [request for request in requests if request.path.endswith("/filtered_rows/11.parquet")]
+    known = DatasetState(DatasetStore(spec))
+    assert known.pending == ["11"]
+    assert run_partition(spec, known.partitions["11"], known.schema, earlier=Earlier()).ok
+    requests = manifest()
+    record = Path(known.dataset.record_name("11", known.recipes["11"])).name
+    assert Counter(request.method for request in requests) == {"GET": 7, "PUT": 3}
+    read = [Path(request.path).name for request in requests if "/records/" in request.path]
+    assert read == [record], "the manifest before has the others"
+    table = [request for request in requests if "/filtered_rows/" in request.path]
     assert [request.method for request in table] == ["GET"]
+
+
+def test_a_load_of_one_partition_costs_few_requests(
+    server: tuple[str, Any],
+    instance: dg.DagsterInstance,
+    options: dict[str, Any],
+    bucket: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the listing of shards to the manifest it takes at most 35, of which 13 are the partition's."""
+    monkeypatch.setattr(claims, "CLAIM_SECONDS", 3600.0)  # a claim that is renewed has a request more
+    spec = declare(f"s3://{bucket}/root", f"s3://{bucket}/shards/*.tar", storage_options=options, root_options=options)
+    for key in "ab":
+        fsspec.filesystem("s3", **options).put_file(str(pairs(tmp_path, 3)), f"{bucket}/shards/{key}.tar")
+
+    def load() -> list[Any]:
+        server[1].requests.clear()
+        dataset = DatasetStore(spec)
+        found = register(dataset)
+        state = DatasetState(dataset, partitions={partition.key: partition for partition in found.partitions})
+        with Processes() as processes:
+            assert run_load(spec, state.pending, engine=processes, present=state, found=found).ok
+        return list(server[1].requests)
+
+    def is_cleaned(requests: Sequence[Any]) -> bool:
+        return any(request.path.endswith("/clean.json") for request in requests)
+
+    assert is_cleaned(load())
+    state = DatasetState(DatasetStore(spec))
+    state.dataset.store.delete(state.dataset.record_name("b", state.recipes["b"]))
+    requests = load()
+    assert not is_cleaned(requests), "within a day"
+    assert len(requests) <= 35, "\n".join(f"{r.method} {r.path} {r.query[:50]}" for r in requests)
 
 
 def test_a_load_with_nothing_to_do_lists_no_tables(
@@ -265,7 +304,7 @@ def test_a_load_with_nothing_to_do_lists_no_tables(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The manifest stays and is recorded once; the tables are listed a day later, and a lost one is noticed then."""
+    """The manifest stays, and is recorded once."""
     spec = declare(f"s3://{bucket}/root", f"s3://{bucket}/shards/*.tar", storage_options=options, root_options=options)
     fs = fsspec.filesystem("s3", **options)
     for name in "ab":
@@ -287,13 +326,6 @@ def test_a_load_with_nothing_to_do_lists_no_tables(
     assert made() == 1
     assert not listed_tables()
     assert made() == 1
-    dataset.store.delete(dataset.table("rows", "a"))
-    assert not listed_tables()
-    assert sorted(Present(dataset).published()) == ["a", "b"]
-    monkeypatch.setattr("mm_assets.pipeline.state.manifests._LOOKED_AT_SECONDS", 0.0)
-    assert listed_tables()
-    assert sorted(Present(dataset).published()) == ["b"]
-    assert made() == 2
 
 
 @pytest.mark.parametrize(
@@ -324,7 +356,7 @@ def test_media_that_stay_in_a_remote_shard_are_read_once(
 
 
 def test_a_failed_upload_publishes_nothing(dataset_of: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the store takes no file, its words and what it takes are said, and neither records nor marker appear."""
+    """When the store takes no file, its words and what it takes are said, and no record appears."""
     case = dataset_of(3)
     fs, refused = case.remote.store.fs, case.remote.store.path_of("packed")
     put = fs.put_file
@@ -342,39 +374,12 @@ def test_a_failed_upload_publishes_nothing(dataset_of: Callable[..., Remote], mo
     assert report.failure.detail.startswith("cannot be written: Access Denied (")
     assert "s3:PutObject" in report.failure.detail
     assert (report.failure.path or "").startswith(case.remote.store.url_of("packed"))
-    assert case.remote.failure("pairs-3") == report.failure
-    assert case.remote.records("pairs-3") == {}
-    assert marker_of(case.remote, "pairs-3") is None
+    attempt = case.remote.attempt("pairs-3")
+    assert attempt is not None
+    assert attempt.failure == report.failure
+    assert record_of(case.remote, "pairs-3") is None
     assert case.run(case.remote).ok
-    assert case.remote.failure("pairs-3") is None
-
-
-@pytest.mark.parametrize("is_other", [False, True])
-def test_records_do_not_outlive_their_tables(
-    dataset_of: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch, is_other: bool
-) -> None:
-    """A run that ends between its tables and its records leaves the old records only if the tables are as before."""
-    case = dataset_of(3)
-    assert case.run(case.remote).ok
-    store, table, records = case.remote.store, "materialized_rows/pairs-3.parquet", "records/pairs-3.json"
-    before = [store.read_bytes(name) for name in (table, records)]
-    dataset = DatasetStore(case.remote.spec.replace(retain="filtered")) if is_other else case.remote
-    fs, refused, names = store.fs, store.path_of("packed"), list[str]()
-    put = fs.put_file
-
-    def put_file(path: str, target: str, **options: Any) -> None:
-        if target.startswith(refused):
-            raise PermissionError(13, "Access Denied")
-        put(path, target, **options)
-        names.append(target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(fs, "put_file", put_file)
-        assert not case.run(dataset, first=RAW_SHARDS).ok
-    assert len(names) >= len(TABLES), "the tables were uploaded"
-    assert (store.read_bytes(table) != before[0]) == is_other
-    assert store.found_bytes(records) == (None if is_other else before[1])
-    assert case.run(dataset).ok
+    assert case.remote.attempt("pairs-3") is None
 
 
 def test_an_object_that_changes_before_it_is_fetched_is_refused(options: dict[str, Any], bucket: str) -> None:
@@ -481,6 +486,20 @@ def test_names_in_a_bucket_are_used_as_they_are(options: dict[str, Any], bucket:
     assert "02.tar is skipped" in expand_shards(f"s3://{bucket}/{{00..02}}.tar", options, suffixes=()).skipped[0]
 
 
+def test_a_pattern_of_one_folder_costs_one_request(
+    server: tuple[str, Any], options: dict[str, Any], bucket: str
+) -> None:
+    """Whether something has the pattern's name, and what matches it, is one listing, without what is in folders."""
+    fs = fsspec.filesystem("s3", **options)
+    for name in ("a.tar", "b.tar", "more.tar/c.tar", "notes.txt"):
+        fs.pipe_file(f"{bucket}/in/{name}", name.encode())
+    server[1].requests.clear()
+    listing = expand_shards(f"s3://{bucket}/in/*.tar", options, suffixes=(".tar",))
+    assert [shard.url.rpartition("/")[2] for shard in listing.shards] == ["a.tar", "b.tar"]
+    assert listing.folder == f"s3://{bucket}/in/"
+    assert len(server[1].requests) == 1
+
+
 def test_a_changed_object_is_noticed(
     demo_spec: Callable[..., DatasetSpec], demo_shards: Path, options: dict[str, Any], bucket: str
 ) -> None:
@@ -523,6 +542,33 @@ def test_a_command_on_s3_writes_nothing_to_standard_error(
     assert done.returncode == 0, done
     assert "captions-00000" in done.stdout
     assert done.stderr == ""
+
+
+def test_the_summary_of_a_load_reads_no_records(
+    server: tuple[str, Any],
+    options: dict[str, Any],
+    bucket: str,
+    dagster_home: Path,
+    demo_shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Summary and manifest have all numbers and read no record; a partition that runs again reads its own twice."""
+    for name, value in (("ENDPOINT_URL", server[0]), ("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    (tmp_path / "in").mkdir()
+    for key in "abc":
+        (tmp_path / "in" / f"{key}.tar").symlink_to(demo_shards / "captions-00000.tar")
+    given = ["run", "--shards", str(tmp_path / "in"), "--root", f"s3://{bucket}/root", "--set", "settle_seconds=0"]
+    for further, reads in (([], 0), (["--no-record", "--from", "filtered_rows"], 2), (["--no-record", "--force"], 2)):
+        server[1].requests.clear()
+        done = CliRunner().invoke(main, [*given, *further, "--json"], catch_exceptions=False)
+        assert done.exit_code == 0, done.stderr
+        paths = [request.path for request in server[1].requests if request.method == "GET"]
+        records = [path.rpartition("/")[2].partition(".")[0] for path in paths if "/records/" in path]
+        assert Counter(records) == Counter(dict.fromkeys("abc", reads)), further
+        totals = json.loads(done.stdout)["datasets"]["default"]["totals"]
+        assert (totals["members"], totals["rows"], totals["kept"], totals["samples"]) == (360, 360, 360, 120)
 
 
 def test_credentials_that_expire_during_a_load(

@@ -97,26 +97,3 @@ def test_a_changed_shard_makes_its_partition_stale(
     assert [status(instance, spec, "raw_shards", key) for key in keys] == ["FRESH", "STALE"]
     run("docs-00001")
     assert [status(instance, spec, "raw_shards", key) for key in keys] == ["FRESH", "FRESH"]
-
-
-def test_many_shards_are_observed_in_few_transactions(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A registration of hundreds of partitions stores an observation of each, in transactions of hundreds."""
-    from mm_assets.orchestration.events import RunEvents
-
-    folder = inbox("docs-00000.tar")
-    for number in range(1, 450):
-        (folder / f"docs-{number:05}.tar").hardlink_to(folder / "docs-00000.tar")
-    stored: list[int] = []
-    store = RunEvents.store
-
-    def counted(self: RunEvents, batches: object) -> None:
-        stored.append(1)
-        store(self, batches)  # type: ignore[arg-type]  # as given
-
-    monkeypatch.setattr(RunEvents, "store", counted)
-    spec = demo_spec("docs", shards=str(folder))
-    register_dataset(instance, DatasetStore(spec))
-    assert sorted(observed(instance)) == [f"docs-{number:05}" for number in range(450)]
-    assert len(stored) == 3

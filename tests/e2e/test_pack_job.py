@@ -1,4 +1,4 @@
-"""One partition from shard to marker, as Dagster runs it."""
+"""One partition from its shards to its record, as Dagster runs it."""
 
 import json
 import re
@@ -17,19 +17,17 @@ import mm_assets
 from mm_assets.checks.catalog import CATALOG
 from mm_assets.errors import SourceError
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import register_dataset, run_load
+from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES, TABLES
-from mm_assets.pipeline.load.engine import Ended
-from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
-from mm_assets.pipeline.state.staleness import Present, pending_partitions
+from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions
 from mm_assets.rows.parquet import ParquetSink
 from mm_assets.summaries import bytes_said
 
-from ..pipeline.chain import at_work
+from ..pipeline.chain import at_work, stages_of, table_name
 from .files import files_of
 from .loads import make_manifest, pack, run_partitions
 
@@ -52,7 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def made_files(dataset: DatasetStore) -> list[str]:
     """The files that the partitions' stages made."""
-    made = ("packed", "published", "records", *TABLES)
+    made = ("packed", "records", *TABLES)
     return [name for folder in made for name in sorted(dataset.store.sizes(folder))]
 
 
@@ -76,11 +74,11 @@ def test_a_demo_dataset_becomes_packed_files(
     for form in ("mult", "mstr"):
         with mm_assets.open(dataset.store.url_of("manifest.json"), format=form) as opened:
             assert set(opened.fields) == modalities
-            kept = sum(dataset.records(key)[PACKED_STAGES["mult"]].counts["samples"] for key in dataset.partitions())
+            kept = sum(stages_of(dataset, key)[PACKED_STAGES["mult"]].counts["samples"] for key in dataset.partitions())
             assert len(opened) == kept > 0
             assert opened[0]["metadata"] is not None
             assert opened.find(opened.sample_ids[len(opened) - 1]) == len(opened) - 1
-    assert len(Present(dataset).markers()) == partitions
+    assert len(DatasetState(dataset).published()) == partitions
 
 
 def test_a_second_run_gives_identical_bytes(instance: dg.DagsterInstance, demo_spec: SpecOf, root: Path) -> None:
@@ -125,9 +123,9 @@ def test_write_mode_keeps_the_same_rows_as_read_mode(
     read = run_all(instance, demo_spec("docs"))
     write = run_all(instance, demo_spec("docs", materialize="write", name="docs_w"))
     for key in ("docs-00000", "docs-00001"):
-        bare = pq.read_table(write.store.path_of(f"materialized_rows/{key}.parquet"))
+        bare = pq.read_table(write.store.path_of(table_name(write, "materialized_rows", key)))
         assert bare["binary_content"].null_count == bare.num_rows
-        tables = [pq.read_table(d.store.path_of(f"filtered_rows/{key}.parquet")) for d in (read, write)]
+        tables = [pq.read_table(d.store.path_of(table_name(d, "filtered_rows", key))) for d in (read, write)]
         assert tables[0].equals(tables[1])
 
 
@@ -163,7 +161,7 @@ def test_materializations_carry_metadata_worth_looking_at(
     assert event is not None
     assert event.asset_materialization is not None
     tags = event.asset_materialization.tags or {}
-    assert tags["dagster/data_version"] == dataset.records("docs-00000")[FILTERED_ROWS].files["filtered_rows"].sha256
+    assert tags["dagster/data_version"] == stages_of(dataset, "docs-00000")[FILTERED_ROWS].files["filtered_rows"].sha256
     kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
     stored = (entry.to_json() for entry in instance.all_logs(event.run_id, of_type=kinds))
     sizes = [len(entry) for entry in stored if '"partition": "docs-00000"' in entry]
@@ -241,7 +239,7 @@ def test_a_failed_check_blocks_and_is_named(
         (run,) = run_partitions([(spec, "captions-00000")])
     assert not run.ok
     assert any("check" in line and " violation" in line for line in run.failures)
-    assert Present(dataset).markers() == {}
+    assert DatasetState(dataset).published() == {}
     with pytest.raises(SourceError, match=r"failed its check|has not been made"):
         at_work(publish.publish, dataset, "captions-00000")
     (again,) = run_partitions([(spec, "captions-00000")])
@@ -263,12 +261,13 @@ def test_a_damaged_shard_does_not_stop_the_others(
     (failure,) = runs["docs-00001"].failures
     assert "docs-00001.tar" in failure
     assert "at byte" in failure
-    events = (entry.dagster_event for entry in instance.all_logs(runs["docs-00001"].run_id))
+    (load,) = instance.get_runs()
+    events = (entry.dagster_event for entry in instance.all_logs(load.run_id))
     (step,) = (event.step_failure_data for event in events if event is not None and event.is_step_failure)
     assert "| lost | raw_shards | failed | 1 |" in step.user_failure_data.metadata["losses"].md_str
     assert make_manifest(spec).ok
     manifest = json.loads(dataset.store.read_bytes("manifest.json"))
-    assert [shard["partition"] for shard in manifest["shards"]] == ["docs-00000"]
+    assert manifest["partitions"]["key"] == ["docs-00000"]
 
 
 def test_a_changed_shard_is_not_mixed_with_an_old_index(
@@ -304,9 +303,6 @@ def test_a_rollup_remembers_the_partitions_that_failed(
         found = record.event.get_dagster_event().asset_check_evaluation_data
         return found.passed, found.severity.value, found.description
 
-    def stop(_: object) -> None:
-        raise SourceError("load", "it is killed before its end")
-
     with monkeypatch.context() as patched:
         patched.setattr(ParquetSink, "write", lambda self, batch: write(self, batch.slice(0, batch.num_rows - 1)))
         (failed,) = run_partitions([(spec, "docs-00000")])
@@ -320,53 +316,16 @@ def test_a_rollup_remembers_the_partitions_that_failed(
     (other,) = run_partitions([(spec, "docs-00001")])
     assert other.ok
     assert latest() == (False, "ERROR", "1 partition failed before: docs-00000")
-    assert set(Present(dataset).markers()) == {"docs-00001"}
-    with monkeypatch.context() as killed:
-        killed.setattr("mm_assets.orchestration.mirror.Mirror._add_passed", stop)
-        run_partitions([(spec, "docs-00000")])
+    assert set(DatasetState(dataset).published()) == {"docs-00001"}
+    assert run_partitions([(spec, "docs-00000")])[0].ok
     assert latest() == (True, "ERROR", None)
-
-
-def test_partitions_that_end_together_are_taken_back_together(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Results that are stored in one transaction build on each other: the last names no partition that has passed."""
-    spec = demo_spec("docs", checks="rollup", shards=str(inbox("docs-00000.tar", "docs-00001.tar")))
-    keys, key = ["docs-00000", "docs-00001"], dg.AssetCheckKey(dg.AssetKey(["docs", "raw_shards"]), "all_rules")
-    register_dataset(instance, DatasetStore(spec))
-
-    class Together(Processes):
-        def ended(self, timeout: float | None) -> list[Ended]:
-            found: list[Ended] = []
-            while len(found) < len(keys):
-                found += super().ended(timeout)
-            return found
-
-    def stop(_: object) -> None:
-        raise SourceError("load", "it is killed before its end")
-
-    def latest() -> tuple[bool, str | None]:
-        record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
-        assert record.event is not None
-        found = record.event.get_dagster_event().asset_check_evaluation_data
-        return found.passed, found.description
-
-    with monkeypatch.context() as patched:
-        patched.setattr(ParquetSink, "write", lambda self, batch: write(self, batch.slice(0, batch.num_rows - 1)))
-        run_partitions([(spec, key) for key in keys])
-    passed, said = latest()
-    assert (passed, str(said).endswith("1 partition failed before: docs-00000")) == (False, True)
-    with monkeypatch.context() as killed, Together(2) as engine:
-        killed.setattr("mm_assets.orchestration.mirror.Mirror._add_passed", stop)
-        run_load(spec, keys, engine=engine)
-    assert latest() == (True, None)
 
 
 def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
     """The two packed assets are one computation that can be subset; the bytes are the same either way."""
     spec = demo_spec("captions")
     dataset = run_all(instance, spec)
-    before = dataset.records("captions-00000")[PACKED_STAGES["mstr"]].files["mstr"]
+    before = stages_of(dataset, "captions-00000")[PACKED_STAGES["mstr"]].files["mstr"]
     job = build_definitions(spec).resolve_job_def("captions_pack")
     result = job.execute_in_process(
         instance=instance,
@@ -375,7 +334,7 @@ def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, 
     )
     assert result.success
     assert [e.asset_key.path[-1] for e in result.get_asset_materialization_events() if e.asset_key] == ["packed_mstr"]
-    assert dataset.records("captions-00000")[PACKED_STAGES["mstr"]].files["mstr"] == before
+    assert stages_of(dataset, "captions-00000")[PACKED_STAGES["mstr"]].files["mstr"] == before
 
 
 @pytest.mark.parametrize(("setting", "check"), [("grouped", "schema"), ("rollup", "all_rules")])
@@ -397,7 +356,7 @@ def test_checks_of_packed_files_can_be_executed_alone(
     result = execute()
     assert [(e.check_name, e.passed) for e in result.get_asset_check_evaluations()] == [(check, True)]
     assert result.get_asset_materialization_events() == []
-    path = Path(dataset.store.path_of(dataset.records("captions-00000")[PACKED_STAGES["mult"]].files["mult"].path))
+    path = Path(dataset.store.path_of(stages_of(dataset, "captions-00000")[PACKED_STAGES["mult"]].files["mult"].path))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -150,9 +150,9 @@ class Project:
         return self.server.query("dagster", f"select event from event_logs where run_id = '{run_id}'")
 
     def published(self, dataset: str) -> set[str]:
-        """The partitions that have a marker."""
-        markers = (self.folder / "root" / dataset / "published").glob("*.json")
-        return {marker.name.split(".")[0] for marker in markers}
+        """Returns the partitions that have a record."""
+        records = (self.folder / "root" / dataset / "records").glob("*.json")
+        return {record.name.split(".")[0] for record in records}
 
     def notes(self, dataset: str) -> list[list[str]]:
         """Host, Ray task and a secret of the process of each partition that ran."""
@@ -272,7 +272,7 @@ def test_a_load_is_driven_from_a_ray_job(project: Project) -> None:
     hosts, tasks, tokens = map(set, zip(*project.notes("launched"), strict=True))
     assert (hosts, tasks, tokens) == ({socket.gethostname(), "second"}, {"_work"}, {SECRET})
     manifest = json.loads((project.folder / "root" / "launched" / "manifest.json").read_text())
-    assert {shard["partition"] for shard in manifest["shards"]} == KEYS
+    assert set(manifest["partitions"]["key"]) == KEYS
     recorded = project.events(run_id, "ASSET_MATERIALIZATION")
     assert len(recorded) == len(set(recorded))
     published = [event for event in recorded if event.startswith('["launched", "published"]')]

@@ -154,7 +154,7 @@ def test_what_is_lost_is_made_up_for(
     alone = Project(corpus, tmp_path / "alone", root=f"s3://{BUCKET}/alone")
     alone.run("run", "--jobs", "2")
     wanted = alone.contents()
-    assert sum(name.startswith("default/published/") for name in wanted) == PARTITIONS
+    assert sum(name.startswith("default/records/") for name in wanted) == PARTITIONS
 
     chance = random.Random(SEED)
     kinds = list(KINDS) * KILLS
@@ -191,7 +191,7 @@ def test_what_is_lost_is_made_up_for(
         assert sum(count for kind, count in faults.items() if kind != "requests") >= faults["requests"] / EVERY - 2
 
         found = project.contents()
-        published = [name for name in found if name.startswith("default/published/")]
+        published = [name for name in found if name.startswith("default/records/")]
         assert len(published) == PARTITIONS
         assert found == wanted, sorted(found.items() ^ wanted.items())[:10]
         check_recorded(server, database)

@@ -19,6 +19,7 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.staleness import pending_partitions
 from mm_assets.rows.parquet import ParquetSink
 
+from ..pipeline.chain import table_name
 from .loads import pack, run_partitions
 from .ticks import Ticker, schedule_requests
 
@@ -90,7 +91,7 @@ def test_damage_is_found_and_the_page_says_what_to_do(
     monkeypatch.setenv("MM_ASSETS_VIEWER_URL", "http://127.0.0.1:9000")
     spec = demo_spec("captions")
     dataset = published(instance, spec)
-    path = dataset.store.path_of(dataset.table("filtered_rows", KEY))
+    path = dataset.store.path_of(table_name(dataset, "filtered_rows", KEY))
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)
@@ -173,7 +174,7 @@ def test_the_page_of_a_failed_partition(
     assert command == "```\nmm-assets run --dataset docs --partition docs-00001\n```"
     said = last_message(instance)
     assert f"docs-00001 failed at raw_shards: {shard}, at byte " in said
-    assert "\nWhat to do: do as the message says; if the shard is damaged, copy it again" in said
+    assert "\nWhat to do: correct what the message names; if the shard is damaged, copy it again" in said
     assert said.endswith("mm-assets run --dataset docs --partition docs-00001")
 
 

@@ -96,6 +96,8 @@ class Operator(Reader):
             case ["kubectl", "exec", _, "--", *inner]:
                 self._inner(inner, where)
                 self.not_run.append(("kubectl", NO_KUBERNETES))
+            case ["envsubst", _, "<", _, "|", *piped]:
+                self._other(piped, where)
             case ["kubectl" | "helm" as name, *_]:
                 self.not_run.append((name, NO_KUBERNETES))
             case _:
@@ -177,7 +179,7 @@ def follow(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], C
 )  # by `dg`, which need not be installed
 def test_running(follow: Callable[[str], Counter[tuple[str, str]]], bucket: None) -> None:
     """Every command runs: shards of a folder and of a bucket, registration, a job of one partition, the manifest."""
-    assert follow("running.md") == {("mm-assets", ENDLESS): 2}
+    assert follow("running.md") == {("mm-assets", ENDLESS): 2, ("mm-assets", PARSED): 1, ("pip", INDEX): 1}
     assert Path("dagster_home/data/docs/manifest.json").is_file()
 
 

@@ -28,15 +28,16 @@ def test_a_stub_in_place_of_workers(tmp_path: Path) -> None:
     found = measured(tmp_path / "data", *options)
     assert found.keys() == set(measures)
     assert all(found[what]["requests"] > 0 for what in measures)
-    assert found["load"]["partitions"] == NUMBER - 1
+    assert found["load"]["partitions run"] == NUMBER - 1
     assert (found["tick"]["runs requested"], found["tick of ten changed"]["runs requested"]) == (0, 10)
 
 
 def test_workers_that_do_the_work(tmp_path: Path) -> None:
-    """With processes the partitions are made, and the figures of the load are those of the driver."""
-    options = ("--storage", "local", "--database", "sqlite", "--engine", "processes", "--measures", "load")
+    """With processes the partitions are made, the figures of the load are those of the driver, and pages show them."""
+    options = ("--storage", "local", "--database", "sqlite", "--engine", "processes", "--measures", "load,graph")
     found = measured(tmp_path / "data", *options)
-    assert found["load"]["partitions"] == NUMBER - 1
+    assert found["load"]["partitions run"] == NUMBER - 1
     assert found["load"]["processor seconds"] > 0
-    markers = list((tmp_path / "data").rglob("published/*.json"))
-    assert len(markers) == NUMBER
+    assert found["load"]["database bytes per partition"] > 1000
+    assert found["graph"]["seconds"] > 0
+    assert len(list((tmp_path / "data").rglob("records/*.json"))) == NUMBER

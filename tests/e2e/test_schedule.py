@@ -27,7 +27,7 @@ from mm_assets.orchestration.resources import StorageRoot
 from mm_assets.orchestration.runs import failed_attempts, load_config
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.staleness import Present
+from mm_assets.pipeline.state.staleness import DatasetState
 
 from .loads import run_partitions
 
@@ -68,7 +68,7 @@ def test_many_pending_partitions_are_one_run(instance: dg.DagsterInstance, demo_
     job = build_definitions(spec).resolve_job_def("docs_load")
     result = job.execute_in_process(instance=instance, run_config=request.run_config, raise_on_error=False)
     assert result.success
-    assert sorted(Present(DatasetStore(spec)).markers()) == ["docs-00000", "docs-00001"]
+    assert sorted(DatasetState(DatasetStore(spec)).published()) == ["docs-00000", "docs-00001"]
     made = dg.AssetRecordsFilter(dg.AssetKey(["docs", "raw_shards"]), asset_partitions=["docs-00000"])
     assert len(instance.fetch_materializations(made, limit=9).records) == 1, "what is published is not run again"
     assert requested(ticks(instance, spec)) == {"docs_pack": 0, "docs_load": 0}

@@ -16,11 +16,12 @@ from click.testing import CliRunner
 from mm_assets.cli.main import main
 from mm_assets.orchestration.partitions import asset_key
 from mm_assets.pipeline.chain import CHAIN
-from mm_assets.pipeline.load.tasks import Slice, run_unrecorded
+from mm_assets.pipeline.load.tasks import load_partitions
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.claims import Slice
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
-from mm_assets.pipeline.state.staleness import Present
+from mm_assets.pipeline.state.staleness import DatasetState
 
 from ..pipeline.shards import make_shard, png
 
@@ -48,12 +49,13 @@ def run(folder: Path, root: Path, *arguments: str) -> tuple[int, str]:
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """What a dataset's folder holds, but caches and the times in them."""
+    """Returns the files of a dataset's folder that have the same bytes wherever they were made."""
     paths = (path for path in root.rglob("*") if path.is_file())
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in paths
-        if path.relative_to(root).parts[1] not in ("cache", "leases") and not path.name.startswith(".")
+        if path.relative_to(root).parts[1] not in ("attempts", "cache", "claims", "clean.json")
+        and not path.name.startswith(".")
     }
 
 
@@ -130,17 +132,15 @@ def test_slices_and_a_sync_are_a_load(
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "two"))
     (tmp_path / "two").mkdir()
     code, output = run(shards, root, "sync")
-    assert (code, output.splitlines()[0]) == (0, f"d: {PARTITIONS - len(BROKEN)} partitions and the manifest recorded")
-    assert f"d: {len(BROKEN)} partitions recorded as failed: `mm-assets losses --root {root} --dataset d`" in output
-    whole, sliced = files(tmp_path / "whole"), files(root)
-    assert {name for name in whole.keys() | sliced.keys() if whole.get(name) != sliced.get(name)} <= {
-        "d/failures/05.json",  # the paths of scratch files are in no other
-        "d/failures/17.json",
-    }
+    assert (code, output.splitlines()[0]) == (0, f"d: recorded {PARTITIONS - len(BROKEN)} partitions and the manifest")
+    losses = f"`mm-assets losses --root {root} --set settle_seconds=0 --dataset d`"
+    assert f"d: {len(BROKEN)} partitions recorded as failed: {losses}" in output
+    assert files(root) == files(tmp_path / "whole")
+    assert {path.stem for path in (root / "d" / "attempts").iterdir()} == {*BROKEN}
     with dg.DagsterInstance.get() as instance:
         assert (shown(instance, root), failed_partitions(instance, root)) == expected
     code, output = run(shards, root, "sync")
-    assert (code, output) == (0, "d: 0 partitions recorded\n")
+    assert (code, output) == (0, "d: nothing to record\n")
 
 
 def test_slices_are_stable_parts() -> None:
@@ -177,7 +177,10 @@ def test_a_slice_says_how_to_record_it(tmp_path: Path, shards: Path, dagster_hom
     assert f"{len(mine)} partitions run in" in output
     keys = [line.split("│")[2].strip() for line in output.splitlines() if line.startswith("│")]
     assert keys == [*mine, "total"]
-    assert f"not recorded: `mm-assets sync --root {tmp_path / 'root'} --shards" in output
+    assert (
+        f"not recorded in Dagster, and no manifest was made: `mm-assets sync --root {tmp_path / 'root'} --shards"
+        in output
+    )
     assert "warning" not in output
     assert not (dagster_home / "history").exists()
 
@@ -190,8 +193,8 @@ def test_a_sync_without_the_declaration_leaves_the_manifest(tmp_path: Path, shar
     assert run(shards, root, "run", "--no-record")[0] == 0
     done = CliRunner().invoke(main, ["sync", "--root", str(root), "--dataset", "d"])
     assert done.exit_code == 0
-    assert done.stdout == "d: 1 partition recorded\n"
-    assert "the manifest is as it was: the declaration that it takes is not known: give --shards" in done.stderr
+    assert done.stdout == "d: recorded 1 partition\n"
+    assert "no manifest was made, because its declaration is not known here: give --shards" in done.stderr
     assert (
         DatasetStore(
             DatasetSpec.from_config({"name": "d", "shards": "s", "root": str(root)}, where="test")
@@ -210,16 +213,16 @@ def test_copies_of_shards_with_times_of_their_own_are_noticed(
     given = {"name": "d", "shards": f"{shards}/*.tar", "root": str(root), "settle_seconds": 0}
     spec = DatasetSpec.from_config(given, where="arguments")
 
-    def elsewhere(present: Present, *args: Any, **options: Any) -> None:
+    def elsewhere(present: DatasetState, *args: Any, **options: Any) -> object:
         times = {path: path.stat().st_mtime_ns for path in shards.iterdir()}
         for path in times:
             os.utime(path, (1_700_000_000, 1_700_000_000))
         register(DatasetStore(spec))
         for path, time in times.items():
             os.utime(path, ns=(time, time))
-        run_unrecorded(present, *args, **options)
+        return load_partitions(present, *args, **options)
 
-    monkeypatch.setattr("mm_assets.pipeline.load.tasks.run_unrecorded", elsewhere)
+    monkeypatch.setattr("mm_assets.pipeline.load.tasks.load_partitions", elsewhere)
     code, said = run(shards, root, "run", "--slice", "1/1", "--no-record")
     assert code == 1
     assert "2 partitions that ran here, '0' first, were registered meanwhile with other shards" in " ".join(

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from mm_assets.cli.main import main
-from mm_assets.pipeline.state.liveness import process_is_gone
+from mm_assets.pipeline.state.claims import process_is_gone
 
 COMMAND = (sys.executable, "-P", "-c", "from mm_assets.cli.main import main; main()")
 WAIT = 120.0  # for what takes seconds on an idle machine
@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 
 from mm_assets.filters.base import Filter
-from mm_assets.pipeline.state.liveness import process_tag
+from mm_assets.pipeline.state.claims import process_tag
 
 
 class Wait(Filter):
@@ -107,7 +107,7 @@ class Work:
         return [path.read_text() for path in self.notes.glob("waits-*")]
 
     def published(self) -> list[str]:
-        return sorted(path.stem.rsplit(".", 1)[0] for path in (self.folder / "out/default/published").glob("*.json"))
+        return sorted(path.stem.rsplit(".", 1)[0] for path in (self.folder / "out/default/records").glob("*.json"))
 
     def runs(self) -> list[tuple[str, str | None]]:
         """The status of each run in Dagster, and whether Dagster repeats it."""
@@ -117,7 +117,7 @@ class Work:
     def packed(self) -> list[str]:
         """Every visible packed file, by its partition and format."""
         files = (self.folder / "out/default/packed").glob("[!.]*")
-        return sorted(re.sub(r"\.[0-9a-f]{8}\.", ".", path.name) for path in files)
+        return sorted(re.sub(r"\.[0-9a-f]{16}\.", ".", path.name) for path in files)
 
 
 def reached(condition: Callable[[], bool]) -> None:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ import pytest
 
 import mm_assets
 from mm_assets.errors import ChangedError, SourceError
-from mm_assets.pipeline.partition import publish, run, stages
+from mm_assets.pipeline.partition import run, stages
+from mm_assets.pipeline.partition.inputs import PartitionWork
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import manifests
 from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.records import Record
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import pending_partitions
 from mm_assets.storage.store import Store
 
-from ..pipeline.chain import at_work, marker_name, marker_of, run_partition
+from ..pipeline.chain import at_work, record_name, record_of, run_partition
 from ..s3_server import serve
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
@@ -76,7 +79,7 @@ def contents(dataset: DatasetStore) -> dict[str, bytes]:
     for path in dataset.store.fs.find(dataset.store.path_of("")):
         name = str(path)[len(dataset.store.path_of("")) + 1 :]
         if not name.startswith(
-            ("cache/", "records/", "published/", "manifest", "shards.json", "catalog.sql", "schema.json")
+            ("attempts/", "cache/", "records/", "manifest", "shards.json", "catalog.sql", "schema.json")
         ):
             found[name] = dataset.store.read_bytes(name)
     return found
@@ -113,7 +116,8 @@ def test_a_run_through_scratch_survives_faults(dataset: DatasetStore, server: tu
     report = run.run_partition(dataset.spec, partition, schema)
     server[1].faults.every = 0
     assert report.failure is None
-    assert report.marker == marker_of(dataset, PARTITION)
+    assert report.record is not None
+    assert report.record.to_bytes() == dataset.store.read_bytes(record_name(dataset, PARTITION))
     assert contents(dataset) == contents(quiet)
 
 
@@ -166,37 +170,39 @@ def test_a_lost_reply_is_not_a_conflict(
 
 
 def test_two_hosts_publish_a_partition_once(dataset: DatasetStore) -> None:
-    """Of two processes that publish one partition at a time one writes the marker, and both find it published."""
+    """Of two processes that publish one partition at a time one creates the record, and both return it."""
     make(dataset)
-    dataset.store.delete(marker_name(dataset, PARTITION))
+    dataset.store.delete(record_name(dataset, PARTITION))
     together = threading.Barrier(2, timeout=200)
 
-    def host(_: int) -> dict[str, Any]:
+    def host(_: int) -> Record:
         mine = DatasetStore(dataset.spec)
-        together.wait()
-        marker = at_work(publish.publish, mine, PARTITION)
+        with PartitionWork.registered(mine, PARTITION) as work:
+            together.wait()
+            record = run.run_partition(mine.spec, work.partition, work.schema).record
+        assert record is not None
         manifests.build_manifest(mine)
-        return marker
+        return record
 
     with ThreadPoolExecutor(2) as hosts:
         first, second = hosts.map(host, range(2))
-    assert first == second == marker_of(dataset, PARTITION)
+    assert first.to_bytes() == second.to_bytes() == dataset.store.read_bytes(record_name(dataset, PARTITION))
     assert pending_partitions(dataset) == []
 
 
-def test_a_partition_that_another_host_published_with_other_settings_is_refused(
-    dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A marker that was written between the start of a publication and its end is not overwritten."""
+def test_the_first_record_counts(dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that another host created meanwhile, with other files, is not replaced: it is what is published."""
     make(dataset)
-    faults = publish._chain_faults
+    name, first = record_name(dataset, PARTITION), record_of(dataset, PARTITION)
+    assert first is not None
+    dataset.store.delete(name)
+    theirs = replace(first, num_samples=first.num_samples + 1)
+    create = DatasetStore.create_record
 
-    def meanwhile(*arguments: Any) -> list[str]:
-        dataset.store.write_bytes(marker_name(dataset, PARTITION), b'{"files": {}, "of": "another host"}\n')
-        return faults(*arguments)
+    def late(self: DatasetStore, record: Record) -> bool:
+        assert create(self, theirs)
+        return create(self, record)
 
-    monkeypatch.setattr(publish, "_chain_faults", meanwhile)
-    dataset.store.delete(marker_name(dataset, PARTITION))
-    with pytest.raises(ChangedError, match=rf"{PARTITION}\.[0-9a-f]+\.json: another process published it meanwhile"):
-        at_work(publish.publish, dataset, PARTITION)
-    assert b"another host" in dataset.store.read_bytes(marker_name(dataset, PARTITION))
+    monkeypatch.setattr(DatasetStore, "create_record", late)
+    report = run.run_partition(dataset.spec, dataset.partition(PARTITION), dataset.schema())
+    assert report.record == theirs == record_of(dataset, PARTITION)

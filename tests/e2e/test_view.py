@@ -127,6 +127,7 @@ def test_samples_follow_each_other_as_their_list_does(packed: Path, browse: Call
     page.keyboard.press("/")
     page.keyboard.type("9 <img")
     page.keyboard.press("Enter")
+    page.locator(".card", has_text="id-009").wait_for()  # until then the cards are those of before
     page.locator(".card").nth(1).click()
     page.get_by_role("heading", name="id-019").wait_for()
     page.get_by_role("link", name="Next →").click()

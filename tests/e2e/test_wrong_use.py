@@ -50,7 +50,6 @@ def refused(*arguments: str, code: int) -> Result:
         (("run", "--pack", "generic"), "goes with SHARDS"),
         (("convert", "a.mult", "b.zip"), "allowed: .mult, .mstr"),
         (("sql", *DEMO, "select 1"), "name one dataset"),
-        (("sql", *DEMO, "-d", "captions", "selekt"), "selekt"),
         (("clean", "--root", ".", "-d", "nope"), "nope is not a registered dataset"),
     ],
 )

@@ -5,19 +5,27 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from click.testing import CliRunner
 
 from mm_assets.checks.catalog import CATALOG, checks_of
 from mm_assets.checks.context import Outcome
-from mm_assets.orchestration.checks import check_specs, rules_of
+from mm_assets.cli.main import main
+from mm_assets.orchestration.build import build_definitions
+from mm_assets.orchestration.checks import check_specs, rules_of, settled_checks
+from mm_assets.orchestration.launch import open_instance, register_dataset, run_load
 from mm_assets.orchestration.report import check_results
 from mm_assets.pipeline.chain import CHAIN, RECORDED_STAGES
+from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.partition.preview import Preview
 from mm_assets.pipeline.partition.stage_run import StageResult
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.records import StageRecord
 
 from ..pipeline.chain import declare
+from ..pipeline.shards import CAPTIONS, make_shard
 
-SETTINGS = ("grouped", "per_rule", "rollup")
+SETTINGS = ("auto", "grouped", "per_rule", "rollup")
 GROUPS = {
     "raw_shards": ["schema", "alignment"],
     "rows": ["schema", "reserved_columns", "accounting", "alignment"],
@@ -121,3 +129,92 @@ def test_some_checks_can_be_asked_for(tmp_path: Path, wanted: set[str], given: l
     """Only the results that are wanted are made."""
     found = check_results(declare(tmp_path, tmp_path), result("packed_mstr"), wanted=wanted)
     assert [one.check_name for one in found] == given
+
+
+def defined(spec: DatasetSpec) -> set[str]:
+    """The names of the checks of an asset, as a code location loads them."""
+    keys = build_definitions(spec).resolve_asset_graph().asset_check_keys
+    return {key.name for key in keys if key.asset_key.path[-1] == "rows"}
+
+
+def test_many_partitions_are_rolled_up_once_and_for_all(
+    tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more than 2,000 partitions checks are rolled up, with one message, and stay so with fewer partitions."""
+    (dagster_home / "dagster.yaml").write_text("telemetry: {enabled: false}")
+    spec = declare(tmp_path, tmp_path)
+    assert defined(spec) == set(GROUPS["rows"])
+    assert not (dagster_home / "history").exists(), "definitions make no databases"
+    with dg.DagsterInstance.get() as instance:
+        assert settled_checks(instance, spec, 2000) == (spec, None)
+        assert defined(spec) == set(GROUPS["rows"])
+        settled, message = settled_checks(instance, spec, 2001)
+        assert settled.checks == "rollup"
+        assert message is not None
+        assert message.startswith("2,001 partitions, more than 2,000: ")
+        assert settled_checks(instance, spec, 10) == (settled, None)
+        for setting in SETTINGS[1:]:
+            declared = declare(tmp_path, tmp_path, checks=setting)
+            assert settled_checks(instance, declared, 5000) == (declared, None)
+        other = declare(tmp_path, tmp_path, name="other")
+        assert settled_checks(instance, other, 5) == (other, None)
+    assert defined(spec) == {"all_rules"}
+    assert defined(declare(tmp_path, tmp_path, checks="grouped")) == set(GROUPS["rows"])
+    monkeypatch.setattr(dg.DagsterInstance, "get", lambda: 1 / 0)
+    assert defined(spec) == set(GROUPS["rows"]), "definitions load without a database"
+
+
+def test_a_change_to_rollup_keeps_what_was_recorded(
+    tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results and materializations of before stay in the event log, and the check job names what failed before."""
+    for key in "ab":
+        make_shard(tmp_path / "in" / f"{key}.tar", CAPTIONS)
+    spec = declare(tmp_path / "root", tmp_path / "in")
+    dataset, rows = DatasetStore(spec), dg.AssetKey(["data", "rows"])
+    with open_instance() as instance:
+        register_dataset(instance, dataset)
+        with Processes(1) as engine:
+            assert run_load(spec, ["a"], engine=engine).ok
+            monkeypatch.setattr("mm_assets.orchestration.checks._MOST_PARTITIONS", 1)
+            assert run_load(spec, ["b"], engine=engine).ok
+        storage = instance.event_log_storage
+        grouped = [dg.AssetCheckKey(rows, name) for name in GROUPS["rows"]]
+        old = storage.get_latest_asset_check_execution_by_key(grouped)
+        assert {record.partition for record in old.values()} == {"a"}
+        assert all(record.status.value == "SUCCEEDED" for record in old.values())
+        assert instance.get_materialized_partitions(rows) == {"a", "b"}
+        (new,) = storage.get_latest_asset_check_execution_by_key([dg.AssetCheckKey(rows, "all_rules")]).values()
+        assert new.status.value == "SUCCEEDED"
+        job = build_definitions(spec).resolve_job_def("data_check")
+        assert job.partitions_def is None
+        read: list[str] = []
+        record_of = DatasetStore.record
+        monkeypatch.setattr(
+            DatasetStore, "record", lambda self, key, recipe: read.append(key) or record_of(self, key, recipe)
+        )
+        result = job.execute_in_process(instance=instance)
+        assert sorted(read) == ["a", "b"], "each record is read once, for all stages"
+        (record,) = storage.get_latest_asset_check_execution_by_key([dg.AssetCheckKey(rows, "all_rules")]).values()
+        assert result.success
+        assert record.event is not None
+        evaluation = record.event.get_dagster_event().asset_check_evaluation_data
+        assert evaluation.metadata["num_partitions"].value == 2
+        said = [entry.user_message for run in instance.get_runs() for entry in instance.all_logs(run.run_id)]
+    assert len([line for line in said if "2 partitions, more than 1" in line]) == 1
+
+
+def test_commands_report_the_change_to_rollup_once(
+    tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first `register` or `run` with many partitions says so on standard error, and a dry run decides nothing."""
+    monkeypatch.setattr("mm_assets.orchestration.checks._MOST_PARTITIONS", 1)
+    for key in "ab":
+        make_shard(tmp_path / "in" / f"{key}.tar", CAPTIONS)
+    given = ["--shards", str(tmp_path / "in"), "--root", str(tmp_path / "root")]
+    said = []
+    for command in (["run", "--dry-run"], ["register"], ["run"]):
+        done = CliRunner().invoke(main, [*command, *given], catch_exceptions=False)
+        assert done.exit_code == 0
+        said.append("2 partitions, more than 1: from now on" in done.stderr)
+    assert said == [False, True, False]

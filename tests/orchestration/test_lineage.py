@@ -53,6 +53,16 @@ def test_columns_lead_to_where_they_come_from() -> None:
     assert columns(spec, "shards") == {"caption": "string"}
 
 
+def test_partitioned_assets_name_the_job_for_many_partitions() -> None:
+    """The description of each asset with partitions names the load, and that of the manifest does not."""
+    graph = build_definitions(declared("s3://bucket/out", "s3://bucket/in/*.tar", description="Of the web."))
+    for asset in graph.resolve_asset_graph().asset_nodes:
+        if asset.is_materializable:
+            said = asset.description or ""
+            assert ("the job `web_load`" in said) == asset.is_partitioned, asset.key
+            assert said.endswith("\n\nOf the web.")
+
+
 def test_descriptions_of_columns_say_what_they_are_made_of(tmp_path: Path, demo_shards: Path) -> None:
     """What the open-source pages do not draw is in the columns' descriptions, of measures and packed modalities."""
     spec = declared(str(tmp_path), str(demo_shards / "captions-*.tar"), annotators=[{"type": "image_size"}])
@@ -116,6 +126,7 @@ def test_the_place_of_the_data_is_shown() -> None:
     assert rows.metadata["dagster/table_name"] == "web.rows"
     assert rows.tags["dagster/storage_kind"] == "s3"
     assert node(spec, "packed_mstr").metadata["dagster/uri"] == "s3://bucket/out/web/packed"
+    assert node(spec, "published").metadata["dagster/uri"] == "s3://bucket/out/web/records"
     assert node(spec, "manifest").metadata["dagster/uri"] == "s3://bucket/out/web/manifest.json"
     shards = node(spec, "shards")
     assert (shards.metadata["dagster/uri"], shards.is_external) == ("s3://bucket/in/*.tar", True)

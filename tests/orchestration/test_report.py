@@ -1,8 +1,9 @@
-"""What Dagster stores of a stage, a marker and a manifest."""
+"""What Dagster stores of a stage, a record and a manifest."""
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -16,7 +17,7 @@ from mm_assets.pipeline.state.losses import Loss, LossTotal
 from mm_assets.pipeline.state.manifests import ManifestReport
 from mm_assets.pipeline.state.records import StageFailure
 
-from ..pipeline.chain import declare, marker_of, run_chain
+from ..pipeline.chain import declare, record_of, run_chain
 from ..pipeline.shards import make_shard, png
 
 HOSTILE = [2**53 + 1, -(2**63), 2**63 - 1, 0, 10**30, 1.7976931348623157e308, -1.7976931348623157e308, 5e-324]
@@ -50,7 +51,7 @@ def events(made: tuple[DatasetStore, dict[str, StageResult], ManifestReport]) ->
     failure = StageFailure(partition="a", stage="rows", detail="x")
     return [
         *(report.stage_result(spec, r, report.check_results(spec, r)) for r in results.values()),
-        report.published_result(spec, marker_of(dataset, "a")),
+        report.published_result(spec, record_of(dataset, "a")),
         report.manifest_result(spec, manifest),
         report.failed_observation(spec, failure),
     ]
@@ -115,3 +116,10 @@ def test_what_filters_dropped_is_not_among_the_losses() -> None:
     assert "no_modality" in tables["losses"].md_str
     assert "chars_below_min" in tables["dropped"].md_str
     assert {table.md_str for table in report.loss_tables([]).values()} == {"nothing"}
+
+
+def test_the_losses_of_a_failure_cost_only_themselves(tmp_path: Path) -> None:
+    """If the storage failed, the message that says so has no table, and no other error takes its place."""
+    dataset = DatasetStore(declare(tmp_path / "root", tmp_path / "in"))
+    dataset.store.write_bytes("shards.json", b"{")
+    assert report.losses_of_failed(dataset, ["a"]) == {}

@@ -25,7 +25,10 @@ from mm_assets.pipeline.chain import PUBLISHED, TABLES
 from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.claims import Claims
+from mm_assets.pipeline.state.clean import clean
 from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.records import Attempt, StageFailure
 from mm_assets.pipeline.state.registration import group_shards, register
 from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
@@ -81,12 +84,17 @@ def make(root: Path, name: str, shards: Path, **settings: object) -> DatasetStor
 
 
 @pytest.fixture(scope="module")
-def captions(tmp_path_factory: pytest.TempPathFactory, demo_shards: Path) -> Path:
-    """The folder of the demo captions as a dataset, in a folder `data`; a filter drops some images."""
+def captions(tmp_path_factory: pytest.TempPathFactory, demo_shards: Path) -> Iterator[Path]:
+    """The folder of the demo captions as a dataset, with every kind of file; a filter drops some images."""
     root = tmp_path_factory.mktemp("docs") / "data"
     filters = [{"type": "aspect_ratio", "min": 0.5, "max": 1.5}]
-    make(root, "captions", demo_shards / "captions-00000.tar", filters=filters)
-    return root / "captions"
+    dataset = make(root, "captions", demo_shards / "captions-00000.tar", filters=filters)
+    clean(dataset)
+    failure = StageFailure(partition="captions-00000", stage="rows", detail="a fault", path="captions-00000.tar")
+    dataset.write_attempt(Attempt(partition="captions-00000", stages={}, failure=failure))
+    with Claims(dataset, "a-load") as claims:
+        claims.take(None)
+        yield root / "captions"
 
 
 # -- packing.md
@@ -170,7 +178,8 @@ def test_a_kept_error_is_dropped_as_not_materialized(tmp_path: Path) -> None:
         '{"sample_id": "a", "path": "gone.png"}\n{"sample_id": "a", "text_content": "here"}\n'
     )
     dataset = make(tmp_path / "out", "listed", tmp_path / "list.jsonl", pack="image_text")
-    (dropped,) = pq.read_table(dataset.store.path_of("dropped/list.parquet")).to_pylist()
+    (table,) = mm_assets.tables(dataset.store.url, "dropped")
+    (dropped,) = pq.read_table(table).to_pylist()
     assert (dropped["modality"], dropped["filter"], dropped["reason"]) == ("image", "packable", "not_materialized")
     assert "`not_materialized`" in PACKING
 
@@ -179,7 +188,8 @@ def test_the_source_digest_is_as_documented(tmp_path: Path, demo_shards: Path) -
     """The digest made from the filtered rows by the words of docs/packing.md is that in both packed files."""
     dataset = make(tmp_path, "docs", demo_shards / "docs-00001.tar")
     lines = []
-    for row in pq.read_table(dataset.store.path_of("filtered_rows/docs-00001.parquet")).to_pylist():
+    (table,) = mm_assets.tables(dataset.store.url, "filtered_rows")
+    for row in pq.read_table(table).to_pylist():
         content = row["binary_content"]
         if content is None:
             text = row["metadata_json"] if row["modality"] == "metadata" else row["text_content"]
@@ -201,35 +211,45 @@ def test_the_source_digest_is_as_documented(tmp_path: Path, demo_shards: Path) -
 # -- files.md
 
 
+_DATA = ("stages", "config", "settings", "losses", "of partitions", "reasons", "made_with", "tables", "streams")
+_BELOW = {"of partitions": "losses", "losses": "reasons"}  # objects whose keys are data, and what their values are
+
+
 def json_keys(value: object, name: str) -> Iterator[str]:
     """Every key below a value but data: partitions, shards, stages and reasons, modalities, settings of fields."""
     if isinstance(value, list):
         for item in value:
             yield from json_keys(item, name)
     elif isinstance(value, dict):
-        data = name in ("partitions", "stages", "config", "losses", "reasons", "made_with", "of") or (
-            (name in ("shards", "inputs") or name.startswith("published/")) and any("/" in key for key in value)
+        data = (
+            name in _DATA
+            or (
+                name == "partitions" and "recipe" not in value  # which are the columns of a manifest
+            )
+            or (name in ("shards", "inputs") and any("/" in key for key in value))
         )
         for key, inner in value.items():
             if not data and not key.startswith(("present_", "dropped.")):
                 yield key
-            if name != "config":
-                yield from json_keys(inner, "reasons" if name == "losses" else key)
+            if name not in ("config", "settings"):
+                is_by_partition = name == "partitions" and key == "losses"
+                yield from json_keys(inner, "of partitions" if is_by_partition else _BELOW.get(name, key))
 
 
 def test_every_key_of_the_json_files_is_documented(captions: Path) -> None:
     """Each key in each JSON file of a dataset is in the section on that file."""
     common = codes(section(FILES, "## Files and shards")) | {"path", "sha256", "size"}
-    marker = "## published/&lt;partition&gt;.&lt;fingerprint&gt;.json"  # which also describes the losses
-    manifest = ["## manifest.json and manifests/&lt;digest&gt;.json", "## schema.json", marker]
+    records = "## Records"
+    manifest = ["## manifest.json and manifests/&lt;digest&gt;.json", "## schema.json", records]
     sections = {
         "manifest.json": manifest,
         "manifests": manifest,
         "schema.json": ["## schema.json"],
         "shards.json": ["## shards.json"],
-        "records": ["## records/&lt;partition&gt;.json"],
-        "published": [marker],
-        "cache": ["## cache", marker],
+        "records": [records],
+        "attempts": ["## Attempts"],
+        "claims": ["## Claims"],
+        "clean.json": ["## clean.json and cache"],
     }
     seen = set()
     for path in sorted(captions.rglob("*.json")):
@@ -248,7 +268,7 @@ def test_the_examples_of_the_json_files_have_only_real_keys(captions: Path) -> N
     """Each key in a printed example is one that the pipeline writes."""
     real = {key for path in captions.rglob("*.json") for key in json_keys(json.loads(path.read_bytes()), "")}
     examples = [json.loads(block) for block in blocks(FILES, "json")]
-    assert len(examples) == 5
+    assert len(examples) == 4
     assert {key for example in examples for key in json_keys(example, "")} - real == {"…"}
 
 
@@ -293,12 +313,12 @@ def test_the_catalog_example_runs(
 
 
 def test_packed_files_are_named_by_their_digest(captions: Path) -> None:
-    """The digits in a packed file's name are the first eight of its SHA-256."""
+    """The digits in a packed file's name are the first 16 of its SHA-256."""
     packed = sorted((captions / "packed").iterdir())
     assert len(packed) == 2
     for path in packed:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        assert path.name == f"captions-00000.{digest[:8]}{path.suffix}"
+        assert path.name == f"captions-00000.{digest[:16]}{path.suffix}"
 
 
 def _sections(data: bytes, trailer: int) -> dict[int, bytes]:
@@ -310,9 +330,10 @@ def _sections(data: bytes, trailer: int) -> dict[int, bytes]:
 def test_a_reader_of_other_making_gets_from_the_manifest_to_payloads(captions: Path) -> None:
     """The steps for readers in other languages lead from manifest.json to the same checked payloads in both formats."""
     manifest = json.loads((captions / "manifest.json").read_bytes())
-    (shard,) = manifest["shards"]
-    files = {form: (captions / shard["files"][form]["path"]).read_bytes() for form in ("mult", "mstr")}
-    number = shard["num_samples"]
+    columns = manifest["partitions"]
+    (key,), (number,) = columns["key"], columns["num_samples"]
+    names = {form: f"{key}.{columns['packed'][form]['sha256'][0][:16]}.{form}" for form in ("mult", "mstr")}
+    files = {form: (captions / "packed" / name).read_bytes() for form, name in names.items()}
     mult, mstr = _sections(files["mult"], len(files["mult"]) - 32), _sections(files["mstr"], 4064)
     texts: dict[str, list[bytes]] = {"mult": [], "mstr": []}
     names = [modality["name"] for modality in json.loads(mult[1])["modalities"]]

@@ -151,7 +151,7 @@ def test_s3_credentials(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "page", ["retries.md", "change-filters.md", "why-dropped.md", "disk-space.md", "troubleshooting.md"]
+    "page", ["retries.md", "change-filters.md", "why-dropped.md", "disk-space.md", "backups.md", "troubleshooting.md"]
 )
 def test_how_tos(page: str, follow: Follow) -> None:
     """Each block runs, with the messages and numbers that are printed."""
@@ -181,7 +181,7 @@ def menu() -> list[str]:
 def test_pages_follow_each_other(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All pages run in one folder, in the order of the menu and then in reverse: none is in the way of another."""
     pages = menu()
-    assert len(pages) == 16
+    assert len(pages) == 17
     for page in (*pages, *reversed(pages)):
         if page in ("tutorials/own-bucket.md", "how-to/s3-credentials.md"):
             monkeypatch.setenv("AWS_ENDPOINT_URL", bucket)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from mm_assets.dataset.add_stream import Values
+from mm_assets.fields import Field
+from mm_assets.pipeline.chain import STAGE_OF_FILE, Stage
 from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.partition.inputs import PartitionWork
 from mm_assets.pipeline.partition.stages import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.added_streams import NewStream, PartitionAdded, add_to_dataset
+from mm_assets.pipeline.state.clean import MIN_AGE_SECONDS
 from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.records import Record, StageRecord
 from mm_assets.pipeline.state.registration import register
-from mm_assets.pipeline.state.staleness import Present, pending_partitions
+from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,19 +45,32 @@ def at_work(
         return make(work, *args, **options)
 
 
-def marker_of(dataset: DatasetStore, key: str) -> Any:
-    """The marker of a partition, or None."""
-    return Present(dataset).markers().get(key)
+def record_of(dataset: DatasetStore, key: str) -> Record | None:
+    """The record of a partition with its present settings, or None."""
+    return dataset.record(key, DatasetState(dataset).recipes[key])
 
 
-def marker_name(dataset: DatasetStore, key: str) -> str:
-    """Name of the marker that a registered partition has now, or would have."""
-    with PartitionWork.registered(dataset, key) as work:
-        return work.marker_name
+def record_name(dataset: DatasetStore, key: str) -> str:
+    """Name of the record that a registered partition has now, or would have."""
+    return dataset.record_name(key, DatasetState(dataset).recipes[key])
+
+
+def stages_of(dataset: DatasetStore, key: str) -> Mapping[Stage, StageRecord]:
+    """What the stages of a partition recorded last: of its attempt, or of its record."""
+    attempt = dataset.attempt(key)
+    if attempt is not None:
+        return attempt.stages
+    record = record_of(dataset, key)
+    return {} if record is None else record.stages
+
+
+def table_name(dataset: DatasetStore, table: str, key: str) -> str:
+    """Name of a partition's file of a table."""
+    return stages_of(dataset, key)[STAGE_OF_FILE[table]].files[table].path
 
 
 def run_partition(dataset: DatasetStore, key: str) -> dict[str, StageResult]:
-    """Every stage of one partition, each of whose checks has to pass or to warn; then its marker."""
+    """Every stage of one partition, each of whose checks has to pass or to warn; then its record."""
     results = {stage.name: at_work(make, dataset, key) for stage, make in stages.TABLE_STAGES.items()}
     results |= at_work(stages.packed, dataset, key)
     for name, result in results.items():
@@ -69,3 +90,30 @@ def run_chain(spec: DatasetSpec) -> tuple[DatasetStore, dict[str, dict[str, Stag
     assert not report.left_out
     assert pending_partitions(dataset) == []
     return dataset, results
+
+
+def let_a_day_go_by(dataset: DatasetStore) -> None:
+    """Makes the files of a dataset in a local folder a day older, and what `clean` noted."""
+    seconds = MIN_AGE_SECONDS + 1
+    note = Path(dataset.store.path_of("clean.json"))
+    if note.exists():
+        noted = json.loads(note.read_text())
+        for loss in noted["losses"]:
+            loss["at"] = (note.stat().st_mtime if loss["at"] is None else loss["at"]) - seconds
+        note.write_text(json.dumps(noted))
+    for path in Path(dataset.store.path_of("")).rglob("*.*"):
+        before = path.stat().st_mtime - seconds
+        os.utime(path, (before, before))
+
+
+def values_of(numbers: Mapping[str, Any]) -> Values:
+    """Values by sample id, as a table of them would be."""
+    return Values("table", {key: row for row, key in enumerate(numbers)}, list(numbers.values()), lambda item: item)
+
+
+def add_stream(
+    dataset: DatasetStore, name: str, field: Field, numbers: Mapping[str, Any], **options: Any
+) -> tuple[list[PartitionAdded], manifests.ManifestReport]:
+    """Adds a stream as the command does: its files, and the manifest that lists them."""
+    done = list(add_to_dataset(dataset, name, field, values_of(numbers), **options))
+    return done, manifests.build_manifest(dataset, stream=NewStream(name=name, field=field, partitions=done))

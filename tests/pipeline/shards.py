@@ -19,6 +19,8 @@ import mm_assets
 from mm_assets.pipeline.chain import PACKED_STAGES
 from mm_assets.pipeline.state.folder import DatasetStore
 
+from .chain import stages_of, table_name
+
 Members = Mapping[str, object]
 
 
@@ -83,12 +85,12 @@ CAPTIONS: Members = {
 
 
 def table(dataset: DatasetStore, name: str, key: str = "s") -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(dataset.store.path_of(dataset.table(name, key))).to_pylist()
+    rows: list[dict[str, Any]] = pq.read_table(dataset.store.path_of(table_name(dataset, name, key))).to_pylist()
     return rows
 
 
 def packed(dataset: DatasetStore, key: str = "s", form: str = "mult") -> mm_assets.Dataset:
-    return mm_assets.open(dataset.store.path_of(dataset.records(key)[PACKED_STAGES[form]].files[form].path))
+    return mm_assets.open(dataset.store.path_of(stages_of(dataset, key)[PACKED_STAGES[form]].files[form].path))
 
 
 def values(dataset: DatasetStore, key: str = "s") -> dict[str, dict[str, Any]]:

@@ -202,7 +202,7 @@ WORDS = re.compile(r"(rows|packed|published|manifest)(/|$)|packed_$")  # names t
 NAMES = re.compile(rf"\b({'|'.join(stage.name for stage in CHAIN if '_' in stage.name)})\b")
 QUOTED = re.compile(r"`[^`]*`")
 NO_STAGES = {
-    ("pipeline/partition/publish.py", "rows"): "a count in a record and in a marker",
+    ("pipeline/state/sql_views.py", "published"): "a view",
     ("pipeline/partition/stages.py", "rows"): "a count in a record",
     ("orchestration/report.py", "rows"): "a heading",
     ("cli/plan.py", "rows"): "a heading",
@@ -210,11 +210,12 @@ NO_STAGES = {
     ("cli/stats.py", "rows"): "a heading",
     ("cli/sql.py", "rows"): "a key of the JSON",
     ("cli/add_stream.py", "manifest"): "a key of the JSON",
+    ("pipeline/load/tasks.py", "manifest"): "a thread",
+    ("pipeline/load/tasks.py", "published"): "what another load did",
+    ("cli/run_summary.py", "published"): "what another load did",
     ("cli/run.py", "manifest"): "a key of the JSON",
     ("cli/status.py", "packed"): "a kind of bytes",
     ("pipeline/explore/status.py", "packed"): "a kind of bytes",
-    ("pipeline/explore/provenance.py", "rows"): "a parameter of a query",
-    ("pipeline/explore/diff.py", "rows"): "a kind of table in a cache",
     ("pipeline/explore/sql.py", "rows"): "a key of an answer",
     ("pipeline/explore/sql_worker.py", "rows"): "a key of an answer",
     ("cli/status.py", "published"): "a key of the JSON",

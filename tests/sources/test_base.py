@@ -27,7 +27,7 @@ from mm_assets.pipeline.state.registration import register
 from mm_assets.sources import Source
 from mm_assets.testing import SourceSuite
 
-from ..pipeline.chain import at_work
+from ..pipeline.chain import at_work, table_name
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
 CODE = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)[0]
@@ -108,7 +108,7 @@ def test_a_user_source_goes_through_the_chain(tmp_path: Path, module: str) -> No
     for k, image in enumerate(images):
         with Image.open(io.BytesIO(png(k, 32))) as expected:
             assert np.array_equal(image, np.asarray(expected))
-    rejects = pq.read_table(dataset.store.path_of(dataset.table("rejects", "part-0"))).to_pylist()
+    rejects = pq.read_table(dataset.store.path_of(table_name(dataset, "rejects", "part-0"))).to_pylist()
     assert [(row["member"], row["reason"]) for row in rejects] == [(".hidden", "hidden file")]
 
 

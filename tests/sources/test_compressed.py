@@ -29,7 +29,7 @@ from mm_assets.sources.compressed import TooLargeError, content_name, decompress
 from mm_assets.sources.member import split_member_name
 from tests.sources.tars import build
 
-from ..pipeline.chain import at_work
+from ..pipeline.chain import at_work, table_name
 
 COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
 
@@ -107,7 +107,7 @@ def run(tmp_path: Path, files: list[tuple[str, bytes]], suffix: str = ".tar", **
 
 
 def table(dataset: DatasetStore, name: str) -> list[dict[str, Any]]:
-    return pq.read_table(dataset.store.path_of(dataset.table(name, "s"))).to_pylist()
+    return pq.read_table(dataset.store.path_of(table_name(dataset, name, "s"))).to_pylist()
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])

@@ -19,6 +19,7 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.losses import losses
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.schema_inference import decide_layout
+from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.rows.schema import MemberRules
 from mm_assets.sources.encodings import Decoded, decode, is_encoding, text_in
 from mm_assets.sources.samples import ShardMembers
@@ -26,7 +27,7 @@ from mm_assets.sources.tar import TarSource
 from mm_assets.sources.text_members import TextMembers, decode_text
 from tests.sources.tars import MemorySource, build
 
-from ..pipeline.chain import at_work
+from ..pipeline.chain import at_work, table_name
 
 TEXTS = {
     "ja": "先生が公園で遊ぶ子供を見ている。", "zh": "一只黑猫坐在窗边，看着外面", "ko": "창가에 검은 고양이",
@@ -172,7 +173,7 @@ def test_the_pipeline_records_the_encodings(tmp_path: Path) -> None:
     record = results[1].record
     assert (record.counts["encoding.cp932"], record.counts["encoding.utf-16"]) == (6, 3)
     assert any("6 texts read as cp932" in note for note in record.notes)
-    rows = pq.read_table(dataset.store.path_of(dataset.table("rows", "s"))).to_pylist()
+    rows = pq.read_table(dataset.store.path_of(table_name(dataset, "rows", "s"))).to_pylist()
     assert [row["text_content"] for row in rows if row["modality"] == "text"] == [TEXTS["ja"]] * 6
     assert [row["title"] for row in rows if row["modality"] == "metadata"] == [TEXTS["ja"]] * 6 + [None]
     assert {row["content_type"] for row in rows if row["modality"] == "text"} == {"text/plain; charset=cp932"}
@@ -180,7 +181,7 @@ def test_the_pipeline_records_the_encodings(tmp_path: Path) -> None:
         "application/json", "application/json; charset=utf-16", None
     }  # fmt: skip
     assert [row["modality"] for row in rows if row["sample_id"] == "06"] == ["metadata", "image"]
-    (loss,) = losses(dataset, ["s"])
+    (loss,) = losses(DatasetState(dataset), ["s"])
     assert (loss.reason, loss.member) == ("not_utf8", "06.txt")
     assert "samples.encoding" in loss.detail
     assert "samples.encoding" in loss.advice

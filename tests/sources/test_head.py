@@ -27,7 +27,7 @@ from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 from tests.sources.tars import build
 
-from ..pipeline.chain import at_work
+from ..pipeline.chain import at_work, table_name
 
 
 def _png() -> bytes:
@@ -157,7 +157,7 @@ def test_an_archive_without_files_is_a_reject(tmp_path: Path) -> None:
     result = at_work(stages.rows, dataset, "none")
     assert all(outcome.passed for outcome in result.outcomes)
     assert result.record.counts["rejects.empty_shard"] == 1
-    (reject,) = pq.read_table(dataset.store.path_of(dataset.table("rejects", "none"))).to_pylist()
+    (reject,) = pq.read_table(dataset.store.path_of(table_name(dataset, "rejects", "none"))).to_pylist()
     assert (reject["reason"], reject["stage"], reject["member"]) == ("empty_shard", "index", None)
 
 

@@ -24,6 +24,7 @@ from PIL import Image
 import mm_assets
 from mm_assets.errors import ShardError, SourceError
 from mm_assets.pipeline.state.losses import losses
+from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.rows.base import row_sources, shard_suffixes
 from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.from_members import MemberRows
@@ -433,7 +434,7 @@ class TestPipeline:
         assert (found["a"] or b"").endswith(image(1))
         assert (found["b"] or b"").endswith(image(2))
         assert found.get("c") is None
-        (lost,) = losses(dataset, dataset.partitions())
+        (lost,) = losses(DatasetState(dataset), dataset.partitions())
         assert (lost.sample_id, lost.member) == ("c", "t/00000002.png")
 
     def test_a_path_without_bytes_is_told(self, tmp_path: Path) -> None:
@@ -441,5 +442,7 @@ class TestPipeline:
         cells = pa.array([{"bytes": image(1), "path": None}, {"bytes": None, "path": "gone.png"}], FILE)
         pq.write_table(pa.table({"image": cells, "text": ["a", "b"]}), tmp_path / "t.parquet")
         dataset, _ = run_chain(declare(tmp_path / "out", tmp_path / "t.parquet"))
-        (lost,) = [loss for loss in losses(dataset, dataset.partitions()) if loss.member == "t/00000001.png"]
+        (lost,) = [
+            loss for loss in losses(DatasetState(dataset), dataset.partitions()) if loss.member == "t/00000001.png"
+        ]
         assert "gone.png" in lost.detail

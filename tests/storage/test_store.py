@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +24,8 @@ from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import expand_shards
 from mm_assets.storage.ranges import MAX_REQUEST
 from mm_assets.storage.remote import RemoteFile
-from mm_assets.storage.store import Store
+from mm_assets.storage.staged import StagedStore
+from mm_assets.storage.store import Snapshot, Store
 from mm_assets.storage.urls import storage_errors, storage_fault
 
 CONTENT = bytes(i * 7 % 251 for i in range(5000))
@@ -174,7 +176,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 def test_a_published_file_is_whole(store: Store) -> None:
     """What is published can be read back, with its size and digest."""
-    published = store.write_bytes("a/b.json", b"hello")
+    with store.draft("a/b.json") as draft:
+        draft.path.write_bytes(b"hello")
+    published = draft.result()
     assert store.read_bytes("a/b.json") == b"hello"
     assert (published.path, published.size, published.sha256[:8]) == ("a/b.json", 5, "2cf24dba")
     assert store.sizes("a") == {"a/b.json": 5}
@@ -220,15 +224,98 @@ def test_a_digest_is_that_of_the_last_content(store: Store) -> None:
     assert draft.result().sha256 == hashlib.sha256(b"and then more").hexdigest() != first
 
 
-def test_two_writers_of_one_file_do_not_overlap(tmp_path: Path) -> None:
-    """A second writer of a file that is being built is refused, for a reason that may pass: the first may be dying."""
+def test_two_writers_of_one_file_write_it_whole(tmp_path: Path) -> None:
+    """Each of two writers of one file builds it apart: the file is that of the last, and nothing else stays."""
     store = Store(str(tmp_path))
     with store.draft("x") as draft:
         draft.path.write_bytes(b"first")
-        with pytest.raises(SourceError, match="another process is writing") as refused:
-            store.write_bytes("x", b"second")
-        assert storage_fault(refused.value) == "unavailable"
+        store.write_bytes("x", b"second")
+        assert store.read_bytes("x") == b"second"
     assert store.read_bytes("x") == b"first"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("root", ["local", "memory://created"])
+def test_a_file_is_created_once(tmp_path: Path, root: str) -> None:
+    """Of several writers that create a file one succeeds, and the file is that of this one."""
+    store = Store(str(tmp_path) if root == "local" else f"{root}/{tmp_path.name}")
+    with ThreadPoolExecutor(8) as pool:
+        created = list(pool.map(lambda n: store.create("records/x", b"%d" % n), range(8 if root == "local" else 1)))
+    assert created.count(True) == 1
+    assert store.read_bytes("records/x") == b"%d" % created.index(True)
+    assert not store.create("records/x", b"another")
+    assert list(store.sizes("records")) == ["records/x"]
+
+
+def test_an_upload_that_another_writer_wins_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store without S3's conditions creates the file only if there is none by then."""
+    store = Store(f"memory://created/{tmp_path.name}-race")
+    store.write_bytes("x", b"first")
+    monkeypatch.setattr(store, "exists", lambda _: False)  # it was asked before the first one was written
+    assert not store.create("x", b"second")
+    assert store.create("x", b"first")  # its own upload, repeated by the client
+    assert store.read_bytes("x") == b"first"
+
+
+def test_a_large_file_is_uploaded_with_its_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of very many partitions is compared and swapped as a short one is: an upload in parts has no condition."""
+    store, asked = Store("s3://bucket/root", {"anon": True}), list[tuple[str, dict[str, Any]]]()
+
+    async def call(method: str, **options: Any) -> dict[str, Any]:
+        asked.append((method, {name: value for name, value in options.items() if name != "Body"}))
+        return {"ETag": '"1"'}
+
+    monkeypatch.setattr(store.fs, "_call_s3", call)
+    content = bytes(101 << 20)
+    assert store.create("x", content)
+    assert store.replace(Snapshot(name="x", content=b"", etag='"0"'), content) == '"1"'
+    assert store.write_bytes("x", content) == '"1"'
+    at = {"Bucket": "bucket", "Key": "root/x"}
+    conditions: list[dict[str, str]] = [{"IfNoneMatch": "*"}, {"IfMatch": '"0"'}, {}]
+    assert asked == [("put_object", at | condition) for condition in conditions]
+
+
+def test_a_file_that_cannot_be_deleted_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage that refuses is reported as any other fault of it; a missing file is none."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("denied")
+
+    store.delete("missing")
+    monkeypatch.setattr(type(store.fs), "rm_file", refuse)
+    with pytest.raises(SourceError, match="x: cannot be deleted: "):
+        store.delete("x")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_the_names_of_new_folders_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each folder in which a file or folder was made is synced."""
+    synced: set[Path] = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(Path(f"/proc/self/fd/{fd}").readlink()))
+    Store(str(tmp_path / "a")).write_bytes("b/x", b"1")
+    assert synced >= {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
+
+
+def test_files_are_deleted_together(tmp_path: Path) -> None:
+    """Files that are named are deleted, those that are missing are passed over, and others stay."""
+    store = Store(str(tmp_path))
+    for name in ("a/x", "a/y", "b/z"):
+        store.write_bytes(name, b"1")
+    store.delete_all(["a/x", "a/missing", "b/z"])
+    assert [*store.sizes("a"), *store.sizes("b")] == ["a/y"]
+
+
+def test_a_refreshed_file_is_young(tmp_path: Path) -> None:
+    """A file that is refreshed has its content and a new time; a missing one is an error."""
+    store = Store(str(tmp_path))
+    store.write_bytes("x", b"1")
+    os.utime(tmp_path / "x", (1, 1))
+    assert store.modified("x") == 1
+    store.refresh(["x"])
+    assert store.modified("x") > 1_000_000_000
+    assert store.read_bytes("x") == b"1"
+    with pytest.raises(SourceError, match="missing: cannot be kept"):
+        store.refresh(["missing"])
 
 
 class GoogleError(Exception):
@@ -271,6 +358,9 @@ def test_a_killed_writer_leaves_nothing_visible_and_nothing_in_the_way(tmp_path:
     store = Store(str(tmp_path))
     assert store.sizes("a") == {}
     store.write_bytes("a/x", b"whole")
+    assert store.sizes("a") == {"a/x": 5}
+    (leftover,) = store.leftovers("a")
+    store.delete_all([leftover])
     assert os.listdir(tmp_path / "a") == ["x"]
 
 
@@ -397,3 +487,16 @@ def test_empty_ranges_are_not_asked_for(memory_file: str, local_file: Path, aske
             assert source.read_ranges([(7, 0), (5000, 0)]) == [b"", b""]
             assert source.read_ranges([(5000, 0), (4990, 10), (0, 0)]) == [b"", CONTENT[4990:], b""]
     assert asked == [(4990, 5000)]
+
+
+def test_a_staged_store_refreshes_what_is_not_here(tmp_path: Path) -> None:
+    """Of files that are kept young, those that an earlier run uploaded are refreshed in the remote store."""
+    remote = Store(f"memory://created/{tmp_path.name}-staged")
+    remote.write_bytes("rows/old", b"1")
+    written = remote.modified("rows/old")
+    staged = StagedStore(remote, tmp_path)
+    staged.write_bytes("rows/new", b"2")
+    staged.refresh(["rows/old", "rows/new"])
+    assert remote.read_bytes("rows/new") == b"2"
+    assert written is not None
+    assert (remote.modified("rows/old") or 0.0) > written

@@ -100,6 +100,12 @@ def test_a_wrong_query_says_where(client: TestClient) -> None:
     assert post(client, "cancel", id="nobody") == {"cancelled": False}
 
 
+def test_a_query_that_was_cancelled_before_it_began_is_not_run(client: TestClient) -> None:
+    """A cancel that arrives before its query, which may wait for others, is not lost."""
+    assert post(client, "cancel", id="early") == {"cancelled": False}
+    assert post(client, "sql", sql="select 1", id="early") == {"error": "cancelled", "line": None, "column": None}
+
+
 def test_a_query_needs_the_origin_of_the_page(client: TestClient) -> None:
     """A form of another site cannot send a query, and a request without a query's shape is refused."""
     for origin in ("http://evil.example", None):
@@ -177,7 +183,7 @@ def test_wrong_parameters_are_refused(client: TestClient) -> None:
         ("diff/samples", {"old": "previous", "new": "newest", "partition": "zz"}),
         ("histogram", {"score": "no_such"}),
         ("kept", {"score": "image_width", "at_least": "many"}),
-        ("drops", {"after": "nonsense"}),
+        ("losses", {"after": "nonsense"}),
         ("origin", {"part": "zz", "sample_id": "a0"}),
         ("item", {"partition": "zz", "sample_id": "a0", "position": "0", "modality": "image"}),
         ("item", {"partition": "a", "sample_id": "nobody", "position": "0", "modality": "image"}),
@@ -195,8 +201,8 @@ def test_drops_have_their_picture_from_the_shard(client: TestClient) -> None:
     """A dropped row has its filter, limit and measure, and its picture is that of its member."""
     totals = {(t["stage"], t["reason"]): t["count"] for t in get(client, "totals")["totals"]}
     assert totals["filtered_rows", "image_size.width_below_min"] == 6
-    found = get(client, "drops", reason="image_size.width_below_min")
-    (image, *_) = [drop for drop in found["drops"] if drop["modality"] == "image"]
+    found = get(client, "losses", stage="filtered_rows", reason="image_size.width_below_min")
+    (image, *_) = [loss for loss in found["losses"] if loss["modality"] == "image"]
     assert (image["value"], image["limit"], image["setting"], found["after"]) == (4.0, 10.0, "min_width", None)
     place = {name: image[name] for name in ("partition", "sample_id", "position", "modality")}
     thumbnail = client.get("/explore/thumbnail", params=place)

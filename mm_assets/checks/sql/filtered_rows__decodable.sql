@@ -1,4 +1,4 @@
--- Every undecodable item is a media row that went or stayed as the policy says, and no other row was dropped for that reason.
+-- Every undecodable item is a media row that was dropped or kept as `on_undecodable` says, and no other row was dropped for that reason.
 -- Holds without rows in: undecodable, dropped.
 with
 items as (

@@ -1,4 +1,4 @@
--- Every dropped row is one of the materialized rows, dropped by a filter that there is, for a reason and value that it can have.
+-- Every dropped row is one of the materialized rows, dropped by a declared filter, for a reason and a value that the filter can give.
 -- Holds without rows in: dropped.
 with
 -- Samples that were dropped as a whole since an item could not be read.

@@ -1,4 +1,4 @@
--- The kept rows are the materialized ones without the dropped, unchanged and in order; positions stay or count from 0 again.
+-- The kept rows are the materialized rows without the dropped ones, unchanged and in order; positions are the same or count from 0 again.
 with
 -- Which row became which, by their numbers alone: everything else is looked up and not carried through sorts.
 pairs as (

@@ -1,4 +1,4 @@
--- Every media row has its bytes, as many as its source_ref says, or an error (neither yet with `materialize: write`), no other row has.
+-- Every media row has its bytes, as many as its source_ref says, or an error (neither yet with `materialize: write`); no other row has any.
 select sample_id, position, modality, content_size, source_size, materialize_error, source_ref
 from materialized_rows
 join materialized_rows_content using (ordinal)

@@ -1,4 +1,4 @@
--- MULT and MSTR hold the same samples in the same order with the same payload bytes, where both have been made.
+-- MULT and MSTR hold the same samples in the same order with the same payload bytes, if both have been made.
 select
     ordinal,
     modality,

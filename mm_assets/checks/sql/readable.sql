@@ -1,4 +1,4 @@
--- No item is given up with an error that its local shard or file does not give when it is read again.
+-- No item has an error that reading its local shard or file again does not give.
 -- Holds without rows in: readable_items.
 select sample_id, position, modality, source_ref, materialize_error
 from readable_items

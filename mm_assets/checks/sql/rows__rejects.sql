@@ -1,4 +1,4 @@
--- Each reject is of its sample, and has the stage that found it and the reason that its member gives when it is read again.
+-- Each reject belongs to its sample, and has the stage that found it and the reason that its member gives when it is read again.
 -- Holds without rows in: rejects.
 with
 interleaved as (

@@ -1,4 +1,4 @@
--- A sample has the id that its JSON or its member key says, and its metadata row is of its JSON, where it has any.
+-- A sample has the id that its JSON or its member key gives, and its metadata row holds its JSON, if it has any.
 with
 sources as (
     select r.*, s.path, s.member, t.metadata_json_digest is not null as has_json

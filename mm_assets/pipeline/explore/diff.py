@@ -1,18 +1,19 @@
 """Versions of a dataset, and what differs between two of them: samples added, removed and changed, and why.
 
-Partitions whose files have the same digests are not read. Of the others the ids and the stored checksums of both packed
-files are compared, not their payloads, and no more than one partition is held: its ids in DuckDB, which spills to disk.
-Why a sample differs follows from what `version_facts` stored of both versions, and from the partition's present tables
-where these are the newer version's: the tables of the older one are gone.
+Partitions that both manifests list with the same files are not read. Of the others the ids and the stored checksums of
+both packed files are compared, not their payloads, and no more than one partition is in memory: its ids are in DuckDB,
+which spills to disk. Why a sample differs follows from the settings in both manifests, from the records of both
+partitions, and from what the newer one lost.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,12 +23,13 @@ import numpy as np
 import pyarrow as pa
 
 from mm_assets.dataset.files import PackedFiles
-from mm_assets.dataset.manifest import PackedFile, parse_manifest
-from mm_assets.errors import ConfigError, FormatError, SourceError, first_line, temporary_disk_named
-from mm_assets.pipeline.chain import DROPPED, FILTERED_ROWS, PACKED_STAGES, REJECTS, ROWS
+from mm_assets.dataset.manifest import FORMATS, ManifestPartition, file_path, manifest_partitions
+from mm_assets.errors import ConfigError, FormatError, SchemaMismatchError, SourceError, temporary_disk_named
+from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.version_facts import VersionFacts, read_facts, setting_changes
-from mm_assets.rows.sql import parquet_relation, sql_text
+from mm_assets.pipeline.state.losses import Loss, Selection, stage_losses
+from mm_assets.pipeline.state.records import Record
+from mm_assets.rows.sql import sql_text
 from mm_assets.storage.store import Store
 
 __all__ = [
@@ -40,6 +42,8 @@ __all__ = [
     "diff",
     "find_version",
     "list_versions",
+    "newest_digest",
+    "setting_changes",
 ]
 
 CHANGES = ("added", "removed", "changed")
@@ -48,6 +52,9 @@ _MEMORY = "256MiB"  # of DuckDB, beyond which it spills
 _BLOCK = 1 << 14  # samples that become Python objects at a time
 _LEAST_PREFIX = 6
 _DIGEST = re.compile(r"[0-9a-f]{6,64}")
+_FOLDER = "manifests"
+_MAX_CHANGES = 20  # settings that one comparison names
+_MAX_VALUE = 80  # characters of a value in a clause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,39 +79,52 @@ class VersionSummary:
 
 
 class Version:
-    """One version: its manifest, and what it was made with where that is known.
+    """One version: what its manifest lists.
 
     Args:
-        name: path or URL of the manifest.
+        store: the folder that the files are below.
+        name: name of the manifest in it.
         content: its bytes.
-        facts: what it was made with, or None.
 
     Attributes:
         digest: SHA-256 of the manifest.
+        schema: the dataset's schema at the time.
+        settings: by stage, the values of the settings that determined its files.
+        partitions: what it lists, by key.
+        formats: the packed formats that every partition has.
+        num_samples: samples in it.
 
     Raises:
-        FormatError: it is not a manifest.
+        SourceError: it is not a manifest.
     """
 
-    def __init__(self, name: str, content: bytes, facts: VersionFacts | None) -> None:
-        self.name = name
+    def __init__(self, store: Store, name: str, content: bytes) -> None:
+        self.store = store
         self.digest = hashlib.sha256(content).hexdigest()
-        self.facts = facts
-        self._parsed = parse_manifest(content, name=name)
-        self._content = content
-        self.schema = self._parsed.schema
-        self.formats = self._parsed.formats
-        self.num_samples = sum(file.num_samples for file in self._parsed.files)
+        url = store.url_of(name)
+        try:
+            document = json.loads(content)
+            self.partitions: Mapping[str, ManifestPartition] = manifest_partitions(document, name=url)
+        except (FormatError, ValueError, TypeError, KeyError) as error:
+            raise SourceError(url, f"is not a manifest, or is damaged: {error}") from error
+        self.schema: Mapping[str, Any] = document["schema"]
+        self.settings: Mapping[str, Mapping[str, Any]] = document["settings"]
+        entries = self.partitions.values()
+        self.formats = tuple(form for form in FORMATS if all(form in entry.packed for entry in entries))
+        self.num_samples = sum(entry.num_samples for entry in entries)
 
-    def files(self, form: str) -> dict[str, PackedFile]:
-        """The packed file of each partition in one format."""
-        found = parse_manifest(self._content, name=self.name, form=form).files
-        return {file.partition or file.location: file for file in found}
+    def files(self, key: str, form: str | None) -> dict[str, int]:
+        """The packed file of a partition and those of its added streams, with their bytes; none if it is not listed.
 
-    @cached_property
-    def partitions(self) -> dict[str, PackedFile]:
-        """The same in its first format."""
-        return self.files(self.formats[0])
+        Args:
+            key: of a partition.
+            form: the packed format; None for the first.
+        """
+        entry, form = self.partitions.get(key), form or self.formats[0]
+        if entry is None:
+            return {}
+        files = [(form, entry.packed[form]), *(("stream", file) for file in entry.streams.values())]
+        return {file_path(kind, key, sha256): size for kind, (size, sha256) in files}
 
 
 def list_versions(dataset: DatasetStore, *, limit: int = 50) -> list[VersionSummary]:
@@ -115,9 +135,8 @@ def list_versions(dataset: DatasetStore, *, limit: int = 50) -> list[VersionSumm
     """
     found = []
     for digest, modified, is_newest in _versions(dataset)[:limit]:
-        content = dataset.store.read_bytes(_manifest_name(digest))
-        version = _version(dataset, digest, content)
-        num_bytes = sum(file.size or 0 for form in version.formats for file in version.files(form).values())
+        version = _version(dataset, digest)
+        sizes = (size for entry in version.partitions.values() for size, _ in entry.packed.values())
         found.append(
             VersionSummary(
                 digest=digest,
@@ -125,38 +144,31 @@ def list_versions(dataset: DatasetStore, *, limit: int = 50) -> list[VersionSumm
                 is_newest=is_newest,
                 num_samples=version.num_samples,
                 num_partitions=len(version.partitions),
-                num_bytes=num_bytes,
+                num_bytes=sum(sizes),
             )
         )
     return found
 
 
+def newest_digest(dataset: DatasetStore) -> str | None:
+    """Returns the digest of the newest manifest; None before the first; `SourceError` if it cannot be read."""
+    content = dataset.store.found_bytes("manifest.json")
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
 def _versions(dataset: DatasetStore) -> list[tuple[str, float, bool]]:
     """Digest and time of each manifest, and whether it is the newest, in the order of `list_versions`."""
-    store = dataset.store
-    newest = store.found_bytes("manifest.json")
-    current = None if newest is None else hashlib.sha256(newest).hexdigest()
-    listed = [name.rsplit("/", 1)[-1].removesuffix(".json") for name in store.sizes("manifests")]
-    found = [(digest, _modified(store, _manifest_name(digest)), digest == current) for digest in listed]
+    newest = newest_digest(dataset)
+    listed = {
+        name.rsplit("/", 1)[-1].removesuffix(".json"): file for name, file in dataset.store.listing(_FOLDER).items()
+    }
+    found = [(digest, file.modified or 0.0, digest == newest) for digest, file in listed.items()]
     return sorted(found, key=lambda one: (not one[2], -one[1], one[0]))
 
 
-def _manifest_name(digest: str) -> str:
-    return f"manifests/{digest}.json"
-
-
-def _modified(store: Store, name: str) -> float:
-    info = store.fs.info(store.path_of(name))
-    when = info.get("mtime") or info.get("LastModified") or info.get("created") or 0
-    return float(when.timestamp()) if hasattr(when, "timestamp") else float(when)
-
-
-def _version(dataset: DatasetStore, digest: str, content: bytes) -> Version:
-    name = dataset.store.url_of(_manifest_name(digest))
-    try:
-        return Version(name, content, read_facts(dataset, digest))
-    except FormatError as error:
-        raise SourceError(name, f"is damaged: {error}") from error
+def _version(dataset: DatasetStore, digest: str) -> Version:
+    name = f"{_FOLDER}/{digest}.json"
+    return Version(dataset.store, name, dataset.store.read_bytes(name))
 
 
 def find_version(dataset: DatasetStore, text: str) -> Version:
@@ -171,13 +183,11 @@ def find_version(dataset: DatasetStore, text: str) -> Version:
         SourceError: the manifest cannot be read or is damaged.
     """
     if "/" in text or text.endswith(".json"):
-        folder, _, base = text.rpartition("/")
-        store = Store(folder or ".", dataset.spec.root_options)
-        content = store.read_bytes(base)
-        try:
-            return Version(store.url_of(base), content, read_facts(dataset, hashlib.sha256(content).hexdigest()))
-        except FormatError as error:
-            raise SourceError(text, f"is not a manifest: {error}") from error
+        folder, _, name = text.rpartition("/")
+        if folder == _FOLDER or folder.endswith(f"/{_FOLDER}"):
+            folder, name = folder.removesuffix(_FOLDER).rstrip("/"), f"{_FOLDER}/{name}"
+        store = Store(folder or ("/" if text.startswith("/") else "."), dataset.spec.root_options)
+        return Version(store, name, store.read_bytes(name))
     versions = _versions(dataset)
     there = ", ".join(digest[:12] for digest, *_ in versions[:5]) or "none: `mm-assets run` makes the first"
     if text in ("newest", "previous"):
@@ -193,7 +203,7 @@ def find_version(dataset: DatasetStore, text: str) -> Version:
             found = ", ".join(digest[:12] for digest in matching) or "none"
             raise ConfigError("arguments", "version", f"{text!r} begins {found}, expected one version of: {there}")
         (digest,) = matching
-    return _version(dataset, digest, dataset.store.read_bytes(_manifest_name(digest)))
+    return _version(dataset, digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,15 +269,24 @@ class VersionDiff:
     def __init__(self, dataset: DatasetStore, old: Version, new: Version) -> None:
         self.old, self.new = old, new
         self._dataset = dataset
-        shared = [form for form in old.formats if form in new.formats]
-        self._form = shared[0] if shared else None
-        self._old = old.files(self._form or old.formats[0])
-        self._new = new.files(self._form or new.formats[0])
-        both = self._old.keys() & self._new.keys()
-        same = {key for key in both if self._old[key].sha256 == self._new[key].sha256}
-        self.unchanged = len(same)
-        self.keys = tuple(sorted((self._old.keys() | self._new.keys()) - same))
-        self.settings = tuple(self._settings())
+        self._form = next((form for form in old.formats if form in new.formats), None)
+        keys = old.partitions.keys() | new.partitions.keys()
+        self.keys = tuple(sorted(key for key in keys if not self._is_same(key)))
+        self.unchanged = len(keys) - len(self.keys)
+        stages = (stage.name for stage in CHAIN if stage.name in old.settings.keys() & new.settings.keys())
+        values = [(stage, old.settings[stage], new.settings[stage]) for stage in stages]
+        self.settings = tuple(
+            f"{name}: {change}"
+            for name, before, after in (*values, ("schema", old.schema, new.schema))
+            for change in setting_changes(before, after)
+        )
+
+    @cached_property
+    def _registered(self) -> Collection[str]:
+        return self._dataset.partitions().keys()
+
+    def _is_same(self, key: str) -> bool:
+        return self._form is not None and self.old.files(key, self._form) == self.new.files(key, self._form)
 
     def __iter__(self) -> Iterator[PartitionDiff]:
         return map(self.partition, self.keys)
@@ -279,24 +298,27 @@ class VersionDiff:
             KeyError: it has the same files in both versions, or is in neither.
             SourceError: a file cannot be read.
         """
-        old, new = self._of(key)
-        num_old, num_new = (0 if file is None else file.num_samples for file in (old, new))
-        reasons = self._reasons(key)
-        state = "added" if old is None else "removed" if new is None else "changed"
-        known: dict[str, Any] = {"partition": key, "num_old": num_old, "num_new": num_new}
-        if old is None or new is None:
-            counts = {"added": num_new, "removed": num_old, "changed": 0}
-            return PartitionDiff(state=state, counts=counts, reasons=reasons, **known)
-        if note := self._unreadable(key):
-            return PartitionDiff(state=state, counts=None, reasons=reasons, note=note, **known)
-        with self._compared(key) as connection:
-            counted_changes = Counter(dict(connection.execute(_COUNTS).fetchall()))
-        counts = {change: counted_changes[change] for change in CHANGES}
-        state = state if any(counts.values()) else "same"
-        return PartitionDiff(state=state, counts=counts, reasons=reasons, **known)
+        why = self._why(key)
+        num_old, num_new = (
+            version.partitions[key].num_samples if key in version.partitions else 0 for version in (self.old, self.new)
+        )
+        in_old, in_new = key in self.old.partitions, key in self.new.partitions
+        state = "changed" if in_old and in_new else "added" if in_new else "removed"
+        counts: dict[str, int] | None = {"added": num_new, "removed": num_old, "changed": 0}
+        note = self._unreadable(key) if state == "changed" else ""
+        if note:
+            counts = None
+        elif state == "changed":
+            with self._compared(key) as connection:
+                found = Counter(dict(connection.execute(_COUNTS).fetchall()))
+            counts = {change: found[change] for change in CHANGES}
+            state = state if any(counts.values()) else "same"
+        return PartitionDiff(
+            partition=key, state=state, num_old=num_old, num_new=num_new, counts=counts, reasons=why.reasons, note=note
+        )
 
     def samples(self, key: str, *, offset: int = 0, limit: int | None = None) -> Iterator[SampleChange]:
-        """The samples of one partition that differ, in the order of their ids; few are held at once.
+        """The samples of one partition that differ, in the order of their ids; few are in memory.
 
         None of a partition of which only counts are known.
 
@@ -309,146 +331,88 @@ class VersionDiff:
             KeyError: it has the same files in both versions, or is in neither.
             SourceError: a file cannot be read.
         """
-        old, new = self._of(key)
+        why = self._why(key)
         if self._unreadable(key):
             return
-        reason, detail = self._common_reason(key, only_old=new is None, only_new=old is None)
         with self._compared(key) as connection:
-            has_tables = new is not None and self._has_tables(key)
-            self._join_tables(connection, key if has_tables else None)
-            part = f" limit {-1 if limit is None else limit} offset {offset}".replace(" limit -1", "")
-            rows = connection.execute(_ITEMS + part)
+            rows = connection.execute(_ITEMS, {"offset": offset, "limit": limit})
             while batch := rows.fetchmany(_BLOCK):
-                for row in batch:
-                    yield self._change(key, row, reason, detail, has_tables=has_tables)
+                lost = self._lost(key, why, {sample_id for sample_id, change, _ in batch if change != "added"})
+                for sample_id, change, modalities in batch:
+                    reason = _reason_of(change, why, lost.get(sample_id))
+                    yield SampleChange(
+                        partition=key, sample_id=sample_id, change=change, modalities=tuple(modalities), **reason
+                    )
 
     # -- why
 
-    def _settings(self) -> Iterator[str]:
-        old, new = self.old.facts, self.new.facts
-        if old is None or new is None:
-            missing = [version.digest[:12] for version in (self.old, self.new) if version.facts is None]
-            yield f"what {' and '.join(missing)} was made with is not known: it is of an earlier release, or a copy"
-        else:
-            for stage, said in old.changed_stages(new):
-                before, after = old.settings.get(stage.name, {}), new.settings.get(stage.name, {})
-                yield f"{stage.name}: {'; '.join(setting_changes(before, after)) or said}"
-        yield from (f"schema: {said}" for said in setting_changes(self.old.schema, self.new.schema))
+    def _why(self, key: str) -> _Why:
+        """Why a partition differs; its records are read for it."""
+        if self._is_same(key) or not (key in self.old.partitions or key in self.new.partitions):
+            raise KeyError(f"partition {key!r} has the same files in both versions, or is in neither")
+        if key not in self.old.partitions or key not in self.new.partitions:
+            detail = "its shard is new, or it was not published before"
+            if key in self.old.partitions and key in self._registered:
+                detail = "it is registered and not in the new version: `mm-assets losses` says why"
+            elif key in self.old.partitions:
+                detail = "its shards are missing"
+            return _Why(reasons=(detail,), reason="shard", detail=detail)
+        old, new = (self._record(version, key) for version in (self.old, self.new))
+        clauses, is_other, shards = list(self.settings), bool(self.settings), None
+        if old is not None and new is not None:
+            shards = _shards(old) != _shards(new)
+            is_other = any(old.stages[s].made_with != new.stages[s].made_with for s in old.stages if s in new.stages)
+            clauses += _code_changes(old, new)
+        missing = [v.digest[:12] for v, record in ((self.old, old), (self.new, new)) if record is None]
+        reasons = [
+            *(["its shards changed"] if shards else []),
+            *clauses,
+            *_stream_changes(self.old.partitions[key], self.new.partitions[key]),
+            *([f"the record of {' and '.join(missing)} is missing, so shards are not compared"] if missing else []),
+        ]
+        reason, detail = "unknown", ""
+        if shards and not is_other:
+            reason, detail = "shard", "its shard changed"
+        elif is_other and shards is False:
+            reason, detail = "settings", "; ".join(clauses)
+        elif is_other and shards:
+            detail = "both its shard and the settings changed"
+        other_files = "its stages made other files of the same shards and settings"
+        return _Why(reasons=tuple(reasons) or (other_files,), reason=reason, detail=detail, is_other=is_other, new=new)
 
-    def _shards_changed(self, key: str) -> bool | None:
-        """Whether a partition of both has other shards; None where that is not known."""
-        old, new = self.old.facts, self.new.facts
-        if old is None or new is None or key not in old.shards or key not in new.shards:
-            return None
-        return old.shards[key] != new.shards[key]
-
-    def _settings_changed(self) -> bool | None:
-        old, new = self.old.facts, self.new.facts
-        if old is None or new is None:
-            return None
-        return bool(list(old.changed_stages(new)))
-
-    def _reasons(self, key: str) -> tuple[str, ...]:
-        if key not in self._old:
-            return ("its shard is new, or it was not published before",)
-        if key not in self._new:
-            registered = key in self._dataset.partitions()
-            return (
-                ("it is registered and not in the new version: `mm-assets losses` says why",)
-                if registered
-                else ("its shards are gone",)
-            )
-        found = []
-        shards = self._shards_changed(key)
-        if shards:
-            found.append("its shards changed")
-        settings = [said for said in self.settings if not said.startswith("what ")]
-        found += settings
-        if not found:
-            found.append(
-                "not known" if shards is None else "its stages gave other files of the same shards and settings"
-            )
-        return tuple(found)
-
-    def _common_reason(self, key: str, *, only_old: bool, only_new: bool) -> tuple[str, str]:
-        """Reason and detail of the samples that the tables do not explain."""
-        if only_old or only_new:
-            return "shard", self._reasons(key)[0]
-        shards, settings = self._shards_changed(key), self._settings_changed()
-        if shards and not settings:
-            return "shard", "its shard changed"
-        if settings and shards is False:
-            return "settings", "; ".join(self.settings)
-        if shards and settings:
-            return "unknown", "both its shard and the settings changed"
-        return "unknown", ""
-
-    def _change(self, key: str, row: Sequence[Any], reason: str, detail: str, *, has_tables: bool) -> SampleChange:
-        sample_id, change, modalities, judge, why, value, said, reject, in_rows = row
-        if change != "added" and judge is not None and (change == "removed" or self._settings_changed() is not False):
-            measured = "" if value is None else f", measured {value:g}"
-            reason = "filter" if change == "removed" else "row"
-            detail = f"{judge}.{why}{measured}" + (f": {said}" if said else "")
-        elif change == "removed" and reject is not None:
-            reason, detail = "reject", reject
-        elif change == "removed" and has_tables and not in_rows:
-            reason, detail = "shard", "it is not in its shard any more"
-        is_dropped = reason in ("filter", "row")
-        return SampleChange(
-            partition=key,
-            sample_id=sample_id,
-            change=change,
-            reason=reason,
-            detail=detail,
-            filter=judge if is_dropped else None,
-            value=value if is_dropped else None,
-            modalities=tuple(modalities or ()),
-        )
-
-    def _has_tables(self, key: str) -> bool:
-        """Whether the partition's present tables are those of the new version."""
-        records = self._dataset.records(key)
-        packed = [records[stage] for stage in PACKED_STAGES.values() if stage in records]
-        made = {file.sha256 for record in packed for file in record.files.values()}
-        return FILTERED_ROWS in records and self._new[key].sha256 in made
-
-    def _join_tables(self, connection: Any, key: str | None) -> None:
-        import duckdb
-
-        if key is None:
-            connection.execute(_NO_TABLES)
-            return
-        dataset = self._dataset
-        names = {"dropped": DROPPED.name, "rejects": REJECTS.name, "rows": ROWS.tables[0].name}
-        files = {name: dataset.duckdb_path(dataset.table(table, key)) for name, table in names.items()}
+    def _record(self, version: Version, key: str) -> Record | None:
         try:
-            for statement in _WITH_TABLES:
-                connection.execute(statement, {n: files[n] for n in files if f"${n}" in statement})
-        except duckdb.Error as error:
-            raise SourceError(", ".join(files.values()), f"cannot be read: {first_line(error)}") from error
+            return self._dataset.record(key, version.partitions[key].recipe)
+        except SchemaMismatchError:
+            return None
+
+    def _lost(self, key: str, why: _Why, sample_ids: set[str]) -> dict[str, Loss]:
+        """The first row of each of some samples that the new version lost, or else the first reject."""
+        if why.new is None or not sample_ids:
+            return {}
+        found: dict[str, Loss] = {}
+        for loss in stage_losses(self._dataset, key, why.new.stages, Selection(sample_ids=sample_ids)):
+            known = found.get(loss.sample_id or "")
+            if loss.kind != "kept" and (known is None or known.stage != loss.stage):
+                found[loss.sample_id or ""] = loss  # stages are in order: rejects come before rows
+        return found
 
     # -- what
 
-    def _of(self, key: str) -> tuple[PackedFile | None, PackedFile | None]:
-        if key not in self.keys:
-            raise KeyError(f"partition {key!r} has the same files in both versions, or is in neither")
-        return self._old.get(key), self._new.get(key)
-
     def _unreadable(self, key: str) -> str:
         """Why only the counts of a partition are known, or nothing."""
-        if self._form is None and key in self._old and key in self._new:
+        if self._form is None and key in self.old.partitions and key in self.new.partitions:
             return "the versions have no packed format in common: only counts are known"
-        for files, version in ((self._old, self.old), (self._new, self.new)):
-            file = files.get(key)
-            if file is not None and not _is_there(self._dataset, file):
-                name = file.location.rsplit("/", 1)[-1]
-                return f"{name} of version {version.digest[:12]} was cleaned: only counts are known"
+        for version in (self.old, self.new):
+            for path in version.files(key, self._form):
+                if version.store.size(path) is None:
+                    name = path.rpartition("/")[2]
+                    return f"{name} of version {version.digest[:12]} was cleaned: only counts are known"
         return ""
 
     @contextmanager
     def _compared(self, key: str) -> Iterator[Any]:
         """DuckDB with the table `changes` of one partition: id, change and modalities of each sample that differs."""
-        old, new = self._of(key)
         with (
             temporary_disk_named(),
             tempfile.TemporaryDirectory(prefix="mm-assets-diff-") as scratch,
@@ -459,20 +423,25 @@ class VersionDiff:
             connection.execute("set threads = 2")
             connection.execute("set preserve_insertion_order = false")
             connection.execute("set temp_directory = ?", [scratch])
-            readers = [
-                None if file is None else opened.enter_context(closing(_opened(self._dataset, file)))
-                for file in (old, new)
+            of_both = [
+                [opened.enter_context(closing(self._open(version, path))) for path in version.files(key, self._form)]
+                for version in (self.old, self.new)
             ]
-            names = list(dict.fromkeys(name for reader in readers if reader is not None for name in reader.names))
+            names = list(dict.fromkeys(name for readers in of_both for reader in readers for name in reader.names))
             columns = "".join(f", m{number} ubigint, s{number} ubigint" for number in range(len(names)))
-            for table, reader in zip(("old_samples", "new_samples"), readers, strict=True):
+            for table, readers in zip(("old_samples", "new_samples"), of_both, strict=True):
                 connection.execute(f"create temp table {table} (sample_id varchar{columns})")
-                for batch in () if reader is None else _fingerprints(reader, names):
+                for batch in _fingerprints(readers, names):
                     connection.register("batch", batch)
                     connection.execute(f"insert into {table} from batch")
                     connection.unregister("batch")
             connection.execute(_changes_statement(names), [])
             yield connection
+
+    def _open(self, version: Version, path: str) -> Any:
+        files = PackedFiles([version.store.url_of(path)], storage_options=self._dataset.spec.root_options or None)
+        (reader,) = files.take_opened().values()
+        return reader
 
 
 def diff(dataset: DatasetStore, old: Version, new: Version) -> VersionDiff:
@@ -486,46 +455,119 @@ def diff(dataset: DatasetStore, old: Version, new: Version) -> VersionDiff:
     return VersionDiff(dataset, old, new)
 
 
-_COUNTS = "select change, count(*) from changes group by change"
-_NO_TABLES = """
-create temp view explained as select *, null as judge, null as why, null::double as value, null as said,
-    null as reject, true as in_rows from changes
-"""
-_WITH_TABLES = (
-    f"""
-create temp table drops as
-select sample_id, arg_min(filter, nth) as judge, arg_min(reason, nth) as why, arg_min(value, nth) as value,
-    arg_min(detail, nth) as said
-from (select *, file_row_number as nth from {parquet_relation("$dropped", file_row_number="true")})
-where sample_id in (select sample_id from changes where change <> 'added')
-group by sample_id
-""",
-    f"""
-create temp table refused as
-select sample_id, min(reason || ': ' || detail) as reject from {parquet_relation("$rejects")}
-where sample_id in (select sample_id from changes where change = 'removed')
-group by sample_id
-""",
-    f"""
-create temp table present as
-select distinct sample_id, true as in_rows from {parquet_relation("$rows")}
-where sample_id in (select sample_id from changes where change = 'removed')
-""",
+# -- why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Why:
+    """Why a partition differs.
+
+    Attributes:
+        reasons: one clause each.
+        reason: `SampleChange.reason` of the samples that no loss explains.
+        detail: the same as text.
+        is_other: whether it was made with other settings, code or schema.
+        new: the record of the newer version, if there is one.
     """
-create temp view explained as
-select changes.*, judge, why, value, said, reject, coalesce(in_rows, false) as in_rows
-from changes left join drops using (sample_id) left join refused using (sample_id)
-    left join present using (sample_id)
-""",
-)
-_ITEMS = (
-    "select sample_id, change, modalities, judge, why, value, said, reject, in_rows from explained "
-    "order by change, sample_id"
-)
+
+    reasons: tuple[str, ...]
+    reason: str
+    detail: str
+    is_other: bool = False
+    new: Record | None = None
+
+
+def _reason_of(change: str, why: _Why, lost: Loss | None) -> dict[str, Any]:
+    """Why a sample differs: by what the newer version lost of it, else as the whole partition."""
+    of_rows = lost is not None and lost.stage == FILTERED_ROWS.name
+    if lost is not None and of_rows and (change == "removed" or why.is_other):
+        measured = "" if lost.value is None else f", measured {lost.value:g}"
+        said = "" if lost.detail.startswith("measured ") or not lost.detail else f": {lost.detail}"
+        return {
+            "reason": "filter" if change == "removed" else "row",
+            "detail": f"{lost.reason}{measured}{said}",
+            "filter": lost.reason.rpartition(".")[0],
+            "value": lost.value,
+        }
+    if lost is not None and change == "removed":
+        return {"reason": "reject", "detail": f"{lost.reason}: {lost.detail}"}
+    if change == "removed" and why.new is not None:  # each sample of its rows is packed or lost
+        return {"reason": "shard", "detail": "it is not in its shard any more"}
+    return {"reason": why.reason, "detail": why.detail}
+
+
+def _shards(record: Record) -> list[tuple[str, str]]:
+    """Name and fingerprint of each shard, without folders: a copy of the shards somewhere else is the same input."""
+    return sorted((url.rpartition("/")[2], fingerprint) for url, fingerprint in record.shards.items())
+
+
+def _code_changes(old: Record, new: Record) -> Iterator[str]:
+    """What changed besides settings and schema, which the manifests have."""
+    for stage in (stage for stage in old.stages if stage in new.stages):
+        before, after = (
+            {name: digest for name, digest in made.items() if name == "version" or name.startswith("code of ")}
+            for made in (old.stages[stage].made_with, new.stages[stage].made_with)
+        )
+        if change := stage.changed(before, after):
+            yield f"{stage.name}: {change}"
+
+
+def _stream_changes(old: ManifestPartition, new: ManifestPartition) -> Iterator[str]:
+    for name in sorted(old.streams.keys() | new.streams.keys()):
+        if old.streams.get(name) != new.streams.get(name):
+            change = "added" if name not in old.streams else "removed" if name not in new.streams else "replaced"
+            yield f"stream {name!r} was {change}"
+
+
+def setting_changes(before: Any, after: Any, name: str = "") -> list[str]:
+    """What differs between two values of settings, one clause each, such as ``filters.blur.min: 100 -> 120``."""
+    found = list(_changes(before, after, name))
+    more = [f"and {len(found) - _MAX_CHANGES:,} more"] if len(found) > _MAX_CHANGES else []
+    return found[:_MAX_CHANGES] + more
+
+
+def _changes(before: Any, after: Any, name: str) -> Iterator[str]:
+    before, after = _by_name(before), _by_name(after)
+    if before == after:
+        return
+    if {} in (before, after) or [] in (before, after):  # no filters at first, or none any more
+        before, after = before or {}, after or {}
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted(before.keys() | after.keys()):
+            inner = f"{name}.{key}" if name else str(key)
+            if key not in before:
+                yield f"{inner}: new, {_text(after[key])}"
+            elif key not in after:
+                yield f"{inner}: removed, was {_text(before[key])}"
+            else:
+                yield from _changes(before[key], after[key], inner)
+    else:
+        yield f"{name}: {_text(before)} -> {_text(after)}"
+
+
+def _by_name(value: Any) -> Any:
+    """A list of filters, annotators or columns by their names: if one is added, the others have not moved."""
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        names = [str(one.get("name") or one.get("type") or "") for one in value]
+        if len(set(names)) == len(names) and all(names):
+            return dict(zip(names, value, strict=True))
+    return value
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}…"
+
+
+# -- what
+
+
+_COUNTS = "select change, count(*) from changes group by change"
+_ITEMS = "select sample_id, change, modalities from changes order by change, sample_id limit $limit offset $offset"
 
 
 def _changes_statement(names: Sequence[str]) -> str:
-    """Makes `changes`: one of two samples with the same id differs where a payload's size or checksum does."""
+    """Makes `changes`: one of two samples with the same id differs if a payload's size or checksum does."""
     differs = [
         f"case when o.m{n} is distinct from n.m{n} or o.s{n} is distinct from n.s{n} then {sql_text(name)} end"
         for n, name in enumerate(names)
@@ -543,26 +585,16 @@ where change <> 'changed' or len(modalities) > 0
 """
 
 
-def _is_there(dataset: DatasetStore, file: PackedFile) -> bool:
-    folder, _, base = file.location.rpartition("/")
-    return Store(folder or ".", dataset.spec.root_options).size(base) is not None
-
-
-def _opened(dataset: DatasetStore, file: PackedFile) -> Any:
-    files = PackedFiles([file.location], storage_options=dataset.spec.root_options or None)
-    (reader,) = files.take_opened().values()
-    return reader
-
-
-def _fingerprints(reader: Any, names: Sequence[str]) -> Iterator[pa.Table]:
-    """Id, checksum and size (null where absent) of each payload of a packed file, few samples at a time."""
+def _fingerprints(readers: Sequence[Any], names: Sequence[str]) -> Iterator[pa.Table]:
+    """Id, checksum and size (null if absent) of each payload of files with the same samples, few samples at a time."""
     columns: list[tuple[Any, Any, Any] | None] = [
-        (reader.presence(name), reader.checksums(name), reader.sizes(name)) if name in reader.names else None
+        next(((r.presence(name), r.checksums(name), r.sizes(name)) for r in readers if name in r.names), None)
         for name in names
     ]
-    for start in range(0, len(reader), _BLOCK):
-        stop = min(start + _BLOCK, len(reader))
-        arrays: dict[str, Any] = {"sample_id": pa.array(list(reader.sample_ids[start:stop]), pa.string())}
+    count = len(readers[0]) if readers else 0
+    for start in range(0, count, _BLOCK):
+        stop = min(start + _BLOCK, count)
+        arrays: dict[str, Any] = {"sample_id": pa.array(list(readers[0].sample_ids[start:stop]), pa.string())}
         for number, column in enumerate(columns):
             if column is None:
                 sums = sizes = pa.nulls(stop - start, pa.uint64())

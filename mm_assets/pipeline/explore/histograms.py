@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from mm_assets.errors import ConfigError, SourceError, first_line
 from mm_assets.pipeline.chain import DROPPED, FILTERED_ROWS
-from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.rows.schema import FILE_COLUMN, RESERVED_COLUMNS, DatasetSchema
+from mm_assets.pipeline.state.staleness import DatasetState
+from mm_assets.rows.schema import FILE_COLUMN, RESERVED_COLUMNS
 from mm_assets.rows.sql import parquet_relation, sql_name, sql_text
 
 __all__ = ["Bin", "Histogram", "Kept", "Limit", "Score", "histogram", "kept_by", "scores"]
 
+_KEPT_ROWS = FILTERED_ROWS.tables[0].name
 _BINS = 60
 _MAX_BINS = 400
 _MEMORY = "256MiB"
@@ -78,10 +79,6 @@ class Score:
     limits: tuple[Limit, ...]
     note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """The score for a browser."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bin:
@@ -122,10 +119,6 @@ class Histogram:
     is_log: bool
     bins: tuple[Bin, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """The histogram for a browser."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
@@ -144,22 +137,21 @@ class Kept:
     note: str
 
 
-def scores(dataset: DatasetStore) -> list[Score]:
+def scores(state: DatasetState) -> list[Score]:
     """The measures of a dataset: those with limits first, then by name.
 
     Raises:
         SourceError: the dataset is not registered, or a file cannot be read.
     """
-    schema = dataset.schema()
-    found, _ = _found(dataset, schema)
+    found, _ = _scores(state)
     return sorted(found.values(), key=lambda score: (not score.limits, score.name))
 
 
-def histogram(dataset: DatasetStore, name: str, *, bins: int = _BINS, partition: str | None = None) -> Histogram:
+def histogram(state: DatasetState, name: str, *, bins: int = _BINS, partition: str | None = None) -> Histogram:
     """The histogram of one measure over all partitions, or one.
 
     Args:
-        dataset: the dataset's folder.
+        state: the dataset as it was listed.
         name: of a `Score`.
         bins: how many.
         partition: its key; None: all.
@@ -168,7 +160,7 @@ def histogram(dataset: DatasetStore, name: str, *, bins: int = _BINS, partition:
         ConfigError: there is no such measure or partition.
         SourceError: a table cannot be read.
     """
-    with _Values(dataset, name, partition) as values:
+    with _Values(state, name, partition) as values:
         low, high, least, kept, dropped = values.extent()
         if low is None or high is None:
             return Histogram(score=values.score, num_kept=0, num_dropped=0, low=None, high=None, is_log=False, bins=())
@@ -191,7 +183,7 @@ def histogram(dataset: DatasetStore, name: str, *, bins: int = _BINS, partition:
 
 
 def kept_by(
-    dataset: DatasetStore,
+    state: DatasetState,
     name: str,
     *,
     at_least: float | None = None,
@@ -201,13 +193,13 @@ def kept_by(
     """How many rows other limits on a measure would keep; arguments and errors as `histogram`.
 
     Args:
-        dataset: the dataset's folder.
+        state: the dataset as it was listed.
         name: of a `Score`.
         at_least: the smallest value that is kept; None sets no limit.
         at_most: the largest.
         partition: its key; None: all.
     """
-    with _Values(dataset, name, partition) as values:
+    with _Values(state, name, partition) as values:
         kept, back, total = values.between(at_least, at_most)
         score = values.score
     notes = []
@@ -220,11 +212,11 @@ def kept_by(
     return Kept(kept=kept + back, total=total, is_exact=not notes, note="; ".join(notes))
 
 
-def _found(dataset: DatasetStore, schema: DatasetSchema) -> tuple[dict[str, Score], list[str]]:
-    """The measures by name, and the partitions that have filtered rows."""
-    tables = dataset.store.sizes(FILTERED_ROWS.tables[0].name)
-    keys = [key for key in sorted(dataset.partitions()) if dataset.table(FILTERED_ROWS.tables[0].name, key) in tables]
-    limits, measures, differ = _limits(dataset, keys)
+def _scores(state: DatasetState) -> tuple[dict[str, Score], dict[str, dict[str, str]]]:
+    """The measures by name, and the tables of the partitions that have filtered rows."""
+    schema = state.dataset.schema()
+    tables = {key: paths for key, paths in sorted(state.tables().items()) if _KEPT_ROWS in paths}
+    limits, measures, differ = _limits(state, list(tables))
     columns = {c.name: c.name for c in (*schema.annotator_columns, *schema.user_columns) if c.type in _NUMERIC}
     holding = {measures.get(column, column): column for column in columns}
     holding |= {measure: measure for measure in _DERIVED if measure not in holding}
@@ -235,36 +227,37 @@ def _found(dataset: DatasetStore, schema: DatasetSchema) -> tuple[dict[str, Scor
         name = column or measure
         mine = tuple(limits.get(measure, ()))
         found[name] = Score(name=name, column=column, limits=mine, note=note if mine else "")
-    return found, keys
+    return found, tables
 
 
-def _limits(dataset: DatasetStore, keys: Sequence[str]) -> tuple[dict[str, list[Limit]], Mapping[str, str], bool]:
-    """The limits by measure, the measure of each column, and whether partitions differ; as some of the records say."""
+def _limits(state: DatasetState, keys: Sequence[str]) -> tuple[dict[str, list[Limit]], Mapping[str, str], bool]:
+    """The limits by measure, the measure of each column, and whether partitions differ, by some of the records."""
     step = max(len(keys) // _RECORDS, 1)
-    records = [dataset.records(key).get(FILTERED_ROWS) for key in keys[::step][:_RECORDS]]
-    said = [record.limits for record in records if record is not None]
+    records = [attempt.stages.get(FILTERED_ROWS) for attempt in state.latest(keys[::step][:_RECORDS])]
+    limits = [record.limits for record in records if record is not None]
     found: dict[str, list[Limit]] = {}
-    first = next((one for one in said if one), {})
+    first = next((one for one in limits if one), {})
     for threshold in first.get("thresholds", ()):
         given = {name: threshold[name] for name in ("filter", "setting", "value", "keeps", "reason", "scope")}
         found.setdefault(threshold["measure"], []).append(Limit(**given))
     measures = {one["column"]: one["measure"] for one in first.get("measures", ())}
-    return found, measures, any(one != first for one in said)
+    return found, measures, any(one != first for one in limits)
 
 
 class _Values:
     """The values of one measure in DuckDB: the kept rows' column, and what its filters measured of dropped rows."""
 
-    def __init__(self, dataset: DatasetStore, name: str, partition: str | None) -> None:
-        found, keys = _found(dataset, dataset.schema())
+    def __init__(self, state: DatasetState, name: str, partition: str | None) -> None:
+        found, tables = _scores(state)
         if name not in found:
             raise ConfigError("arguments", "score", f"{name!r} is not a measure; there are: {', '.join(sorted(found))}")
-        if partition is not None and partition not in keys:
+        if partition is not None and partition not in tables:
             raise ConfigError("arguments", "partition", f"{partition!r} is not a partition with filtered rows")
         self.score = found[name]
-        self._dataset = dataset
-        self._keys = keys if partition is None else [partition]
-        self._connection = dataset.duckdb()
+        self._dataset = state.dataset
+        self._tables = tables
+        self._keys = list(tables) if partition is None else [partition]
+        self._connection = state.dataset.duckdb()
 
     def __enter__(self) -> _Values:
         try:
@@ -280,7 +273,7 @@ class _Values:
 
     def _kept(self, keys: Sequence[str]) -> str:
         column = self.score.column
-        files = self._files(FILTERED_ROWS.tables[0].name, keys)
+        files = self._files(_KEPT_ROWS, keys)
         if column is None or not files:
             return "select null::double as value where false"
         value = sql_name(column)
@@ -306,14 +299,16 @@ class _Values:
         )
 
     def _files(self, table: str, keys: Sequence[str]) -> str:
-        paths = (self._dataset.duckdb_path(self._dataset.table(table, key)) for key in keys)
-        listed = ", ".join(map(sql_text, paths))
+        paths = (self._tables[key][table] for key in keys if table in self._tables[key])
+        listed = ", ".join(sql_text(self._dataset.duckdb_path(path)) for path in paths)
         return f"[{listed}]" if listed else ""
 
     def _columns(self) -> frozenset[str]:
         """The columns of the first table: a column of the dataset's own may have the name of a measure."""
-        name = self._dataset.table(FILTERED_ROWS.tables[0].name, self._keys[0])
-        with self._dataset.store.open(name) as opened, closing(pq.ParquetFile(opened)) as file:
+        with (
+            self._dataset.store.open(self._tables[self._keys[0]][_KEPT_ROWS]) as opened,
+            closing(pq.ParquetFile(opened)) as file,
+        ):
             return frozenset(file.schema_arrow.names) - RESERVED_COLUMNS
 
     def extent(self) -> tuple[float | None, float | None, float | None, int, int]:
@@ -366,7 +361,7 @@ class _Values:
                 self._connection.execute(f"create or replace temp view lost as {self._lost(keys)}")
                 found += self._connection.execute(statement, given or {}).fetchall()
         except duckdb.Error as error:
-            where = self._dataset.store.url_of(FILTERED_ROWS.tables[0].name)
+            where = self._dataset.store.url_of(_KEPT_ROWS)
             raise SourceError(where, f"the measure {self.score.name!r} cannot be read: {first_line(error)}") from error
         return found
 
@@ -384,21 +379,8 @@ def _edges(low: float, high: float, bins: int, least: float | None) -> list[floa
         return [low, above] if math.isfinite(above) else [low - abs(low) * 1e-9, low]
     if least is None:
         step = high / bins - low / bins  # the difference of two doubles may exceed the largest double
-        return _rising([low + n * step for n in range(bins)], high)
-    start = math.log(least)
-    step = (math.log(high) - start) / bins
-    edges = [least * math.exp(n * step) for n in range(bins)]
-    return _rising([low, *edges] if low < least else edges, high)
-
-
-def _rising(edges: Sequence[float], high: float) -> list[float]:
-    """Edges up to `high`, without those that are equal in double precision."""
-    return [*_distinct(edge for edge in edges if edge < high), high]
-
-
-def _distinct(values: Iterator[float]) -> Iterator[float]:
-    last = -math.inf
-    for value in values:
-        if value > last:
-            last = value
-            yield value
+        edges = [low + n * step for n in range(bins)]
+    else:
+        step = (math.log(high) - math.log(least)) / bins
+        edges = [low, *(least * math.exp(n * step) for n in range(bins))]
+    return sorted({high, *(edge for edge in edges if edge < high)})  # some may be equal in double precision

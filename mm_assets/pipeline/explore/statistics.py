@@ -6,22 +6,22 @@ row table.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 import mm_assets
+from mm_assets.dataset.manifest import file_path
 from mm_assets.errors import SourceError, first_line
 from mm_assets.fields.measures import UNITS, measures
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
-from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.losses import LossTotal, listed_totals
-from mm_assets.pipeline.state.sql_views import sql_connection
+from mm_assets.pipeline.state.staleness import DatasetState
+from mm_assets.rows.sql import parquet_relation
 
 __all__ = ["Distribution", "ModalityStatistics", "Statistics", "statistics"]
 
@@ -144,43 +144,39 @@ class Statistics:
     losses: Sequence[LossTotal]
 
 
-def statistics(dataset: DatasetStore) -> Statistics:
+def statistics(state: DatasetState) -> Statistics:
     """Reads the statistics of a dataset's newest version.
 
     Raises:
         SourceError: there is no manifest, or a table cannot be read.
-        FormatError: a packed file is damaged.
+        FormatError: the manifest or a packed file is damaged.
     """
-    store = dataset.store
-    content, url = store.found_bytes("manifest.json"), store.url_of("manifest.json")
-    if content is None:
-        detail = f"there is no manifest yet: `mm-assets run --dataset {dataset.spec.name}` makes it"
-        raise SourceError(url, detail)
-    options = dict(dataset.spec.root_options) or None
-    with mm_assets.open(url, storage_options=options) as opened:  # which checks the manifest
-        formats = () if opened.manifest is None else opened.manifest.formats
-        num_samples = len(opened)
-    manifest = json.loads(content)
-    form = _RECORDS_FORMAT if _RECORDS_FORMAT in formats else None
-    with mm_assets.open(url, storage_options=options, format=form) as opened:
-        modalities = {name: _modality(opened, name) for name in opened.names}
-    rows, texts = _rows(dataset, [shard["partition"] for shard in manifest["shards"]])
+    dataset = state.dataset
+    url, name = dataset.store.url_of("manifest.json"), dataset.spec.name
+    if state.manifest is None:
+        raise SourceError(url, f"there is no manifest yet: `mm-assets run --dataset {name}` makes it")
+    entries = state.listed.values()
     sizes = {
-        form: sum(shard["files"][form]["size"] for shard in manifest["shards"] if form in shard["files"])
+        form: sum(entry.packed[form][0] for entry in entries)
         for form in PACKED_STAGES
-        if form in formats
+        if all(form in entry.packed for entry in entries)
     }
+    form = _RECORDS_FORMAT if _RECORDS_FORMAT in sizes else None
+    with mm_assets.open(url, storage_options=dict(dataset.spec.root_options) or None, format=form) as opened:
+        num_samples = len(opened)
+        modalities = {modality: _modality(opened, modality) for modality in opened.names}
+    rows, texts = _rows(state)
     return Statistics(
-        dataset=dataset.spec.name,
+        dataset=name,
         url=url,
-        digest=hashlib.sha256(content).hexdigest(),
-        num_partitions=len(manifest["shards"]),
+        digest=state.digest or "",
+        num_partitions=len(entries),
         num_samples=num_samples,
         num_bytes=sizes,
         modalities=modalities,
         rows=rows,
         texts=texts,
-        losses=listed_totals([manifest.get("losses", {})]),
+        losses=listed_totals([state.manifest.get("losses", {})]),
     )
 
 
@@ -213,23 +209,23 @@ def _joined(parts: Iterable[_Numbers]) -> _Numbers:
     return np.concatenate([np.zeros(0), *parts])
 
 
-def _rows(dataset: DatasetStore, keys: Sequence[str]) -> tuple[dict[str, int], dict[str, Distribution]]:
+def _rows(state: DatasetState) -> tuple[dict[str, int], dict[str, Distribution]]:
     """Rows by kind, and the lengths of their texts, of the partitions that the manifest lists."""
     import duckdb
 
-    if not keys:
+    if not state.listed:
         return {}, {}  # there may be no table yet
+    table, dataset = FILTERED_ROWS.tables[0].name, state.dataset
+    files = [dataset.duckdb_path(file_path(table, key, entry.tables[table][1])) for key, entry in state.listed.items()]
     query = (
-        f"select modality, length(text_content) as length, count(*) as number from {FILTERED_ROWS.name} "
-        "where partition in (select unnest(?)) group by all"
+        "select modality, length(text_content) as length, count(*) as number "
+        f"from {parquet_relation('$files', is_list=True)} group by all"  # every file has these columns
     )
-    with sql_connection(dataset) as connection:
+    with closing(dataset.duckdb()) as connection:
         try:
-            connection.execute("set variable union_by_name = false")  # every file has these columns
-            found: list[tuple[str, int | None, int]] = connection.execute(query, [list(keys)]).fetchall()
+            found: list[tuple[str, int | None, int]] = connection.execute(query, {"files": files}).fetchall()
         except duckdb.Error as error:
-            where = dataset.store.url_of(FILTERED_ROWS.name)
-            raise SourceError(where, f"cannot be read: {first_line(error)}") from error
+            raise SourceError(dataset.store.url_of(table), f"cannot be read: {first_line(error)}") from error
     rows: dict[str, int] = {}
     for modality, _, number in found:
         rows[modality] = rows.get(modality, 0) + number

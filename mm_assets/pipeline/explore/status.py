@@ -1,33 +1,30 @@
 """The state of a dataset: what is published, what a run would do and why, what failed, and what its manifest lists.
 
-It follows from listings and the files of registration; records and failures are read of the partitions that are not up
-to date, markers only where the last manifest did not see them as they are. Nothing is written.
+It follows from listings and the files of registration; records and attempts are read of the partitions that are not up
+to date, or newer than the manifest. Nothing is written.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mm_assets.errors import ConfigError, MmAssetsError, SourceError
-from mm_assets.pipeline.chain import TABLES
+from mm_assets.pipeline.chain import PACKED_FOLDER, TABLES
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.added_streams import set_aside_streams
+from mm_assets.pipeline.state.added_streams import carried_over
+from mm_assets.pipeline.state.claims import Claims
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.leases import Leases
-from mm_assets.pipeline.state.manifests import partitions_in_manifest
+from mm_assets.pipeline.state.losses import failure_of
 from mm_assets.pipeline.state.records import Partition, StageFailure
 from mm_assets.pipeline.state.registration import list_partitions, no_shards, refusal
-from mm_assets.pipeline.state.staleness import Present, Stale, stale_partitions
+from mm_assets.pipeline.state.staleness import DatasetState, Stale, stale_partitions
 from mm_assets.storage.listing import ShardFile
 from mm_assets.storage.urls import is_local, local_path
 
-__all__ = ["DatasetStatus", "ManifestStatus", "Running", "ShardChanges", "dataset_status"]
-
-_READS = 8  # failures, or leases, at a time
+__all__ = ["DatasetStatus", "ManifestStatus", "Running", "ShardChanges", "dataset_status", "failures"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +56,8 @@ class ManifestStatus:
 
     Attributes:
         url: where it is.
-        digest: its name below ``manifests/``; None where another release made it.
+        digest: its name below ``manifests/``; None if it has no copy there.
+        is_damaged: whether ``manifest.json`` is damaged: the rest is of the newest copy below ``manifests/``.
         num_partitions: how many it lists.
         left_out: registered partitions that it does not list, with the reason.
         outdated: partitions whose listed files are not those of their present shards, settings, code and schema, with
@@ -68,6 +66,7 @@ class ManifestStatus:
 
     url: str
     digest: str | None
+    is_damaged: bool
     num_partitions: int
     left_out: Mapping[str, str]
     outdated: Mapping[str, str]
@@ -75,15 +74,15 @@ class ManifestStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Who is working on a partition, by its lease.
+    """Which load has claimed a partition.
 
     Attributes:
-        host: name of the host.
-        run: id of the run.
+        load: id of the load.
+        host: name of its host, with its process id if that is known.
     """
 
+    load: str
     host: str
-    run: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +94,15 @@ class DatasetStatus:
         url: its folder.
         registered: keys of its partitions, sorted.
         pending: by key, where a run starts a partition that is not up to date, and why.
-        running: by key, the partitions that a run is working on.
-        failures: by key, the error that ended the last run of a partition.
+        running: by key, the partitions that a load has claimed.
+        failures: by key, the error or the checks that ended the latest attempt at a partition.
         num_samples: samples of the partitions that are up to date.
         num_bytes: bytes of the registered ``shards``, and of the ``packed`` files and ``tables`` that are stored.
         versions: digests of the manifests that are stored: each is a version of the dataset.
-        is_list_lost: whether partitions were published, and the list of the registered ones is gone.
+        is_list_lost: whether partitions were published, but the list of the registered ones is missing.
         shards: how the shards differ from those registered; None where they could not be listed.
-        manifest: the newest; None before the first, and where it could not be read.
-        set_aside: by name, the partitions with an added stream that `formats` leaves out.
+        manifest: the newest; None before the first, and if it could not be read.
+        missing_streams: by name of an added stream, the partitions of the manifest that lack it.
         refused: why registration, and so a run, will fail until something is done, or None.
         unknown: what could not be read, one line each.
     """
@@ -120,7 +119,7 @@ class DatasetStatus:
     is_list_lost: bool
     shards: ShardChanges | None
     manifest: ManifestStatus | None
-    set_aside: Mapping[str, tuple[str, ...]]
+    missing_streams: Mapping[str, tuple[str, ...]]
     refused: MmAssetsError | None
     unknown: tuple[str, ...]
 
@@ -138,35 +137,41 @@ def dataset_status(dataset: DatasetStore) -> DatasetStatus:
         MmAssetsError: the dataset's folder could not be read.
     """
     _expect_possible(dataset.spec)
-    present = Present(dataset)
-    pending = stale_partitions(present, present.pending())
-    shards, manifest, unknown = None, None, list[str]()
+    state = DatasetState(dataset)
+    pending = stale_partitions(state, state.pending)
+    shards, unknown = None, list[str]()
+    manifest, num_samples = None, 0
+    missing_streams: Mapping[str, tuple[str, ...]] = {}
     refused: MmAssetsError | None = refusal(dataset)
     try:
-        shards = _shard_changes(dataset, present.partitions)
+        shards = _shard_changes(dataset, state.partitions)
     except SourceError as error:
         unknown.append(str(error))
+    versions = tuple(name.rpartition("/")[2].removesuffix(".json") for name in dataset.store.sizes("manifests"))
     try:
-        manifest = _manifest_status(present, pending)
-    except SourceError as error:
+        manifest = _manifest_status(state, pending, versions)
+        missing_streams = carried_over(state, state.listed).missing
+        if state.damage is not None:
+            unknown.append(f"{state.damage}: `mm-assets run --dataset {dataset.spec.name}` writes it again")
+        num_samples = sum(entry.num_samples for entry in state.published().values())
+    except MmAssetsError as error:  # the manifest cannot be read, or is damaged
         unknown.append(str(error))
     if refused is None and shards is not None and not shards.found:
-        refused = no_shards(dataset.spec, shards.skipped, registered=len(present.partitions))
-    published = present.published()
+        refused = no_shards(dataset.spec, shards.skipped, registered=len(state.partitions))
     return DatasetStatus(
         dataset=dataset.spec.name,
         url=dataset.store.url,
-        registered=tuple(sorted(present.partitions)),
+        registered=tuple(sorted(state.partitions)),
         pending=pending,
-        running=_running(dataset),
-        failures=_failures(present, pending),
-        num_samples=sum(marker.num_samples for key, marker in published.items() if key not in pending),
-        num_bytes=_num_bytes(present),
-        versions=tuple(name.rpartition("/")[2].removesuffix(".json") for name in dataset.store.sizes("manifests")),
-        is_list_lost=not present.partitions and bool(present.names),
+        running=_running(state),
+        failures=failures(state, state.partitions),
+        num_samples=num_samples,
+        num_bytes=_num_bytes(state),
+        versions=versions,
+        is_list_lost=not state.partitions and bool(state.records),
         shards=shards,
         manifest=manifest,
-        set_aside=set_aside_streams(published.values()),
+        missing_streams=missing_streams,
         refused=refused,
         unknown=tuple(unknown),
     )
@@ -184,37 +189,34 @@ def _expect_possible(spec: DatasetSpec) -> None:
     raise ConfigError(spec.where, "root", f"{spec.root!r} is not there and cannot be made: {nearest} {why}")
 
 
-def _running(dataset: DatasetStore) -> dict[str, Running]:
-    """The partitions whose lease is valid."""
-    names = [name.rpartition("/")[2].removesuffix(".json") for name in dataset.store.sizes("leases")]
-    with Leases(dataset, "") as leases, ThreadPoolExecutor(_READS, thread_name_prefix="leases") as pool:
-        found = zip(names, pool.map(leases.live, names), strict=True)
-        return {
-            name: Running(host=lease.owner.partition("/")[0], run=lease.run)
-            for name, lease in found
-            if lease is not None
-        }
+def _running(state: DatasetState) -> dict[str, Running]:
+    """The partitions that live claims cover; of those that a claim names, the pending ones unless none is."""
+    pending, found = set(state.pending), dict[str, Running]()
+    for claim in Claims(state.dataset, "").others():
+        covered = [key for key in state.partitions if key in claim]
+        active = [key for key in covered if key in pending] or (covered if claim.keys is not None else [])
+        found |= dict.fromkeys(active, Running(load=claim.load, host=claim.place))
+    return found
 
 
-def _num_bytes(present: Present) -> dict[str, int]:
-    tables = present.dataset.listings(*TABLES)
+def _num_bytes(state: DatasetState) -> dict[str, int]:
+    packed, *tables = state.dataset.listings(PACKED_FOLDER, *TABLES)
     return {
-        "shards": sum(shard.size for partition in present.partitions.values() for shard in partition.shards),
-        "packed": sum(present.packed.values()),
+        "shards": sum(shard.size for partition in state.partitions.values() for shard in partition.shards),
+        "packed": sum(file.size for file in packed.values()),
         "tables": sum(file.size for listed in tables for file in listed.values()),
     }
 
 
-def _failures(present: Present, pending: Mapping[str, Stale]) -> dict[str, StageFailure]:
-    """The stored failures of registered partitions; those of pending ones have been read."""
-    dataset, stored = present.dataset, present.dataset.store.sizes("failures")
-    keys = [key for key in sorted(present.partitions) if dataset.failure_name(key) in stored]
+def failures(state: DatasetState, keys: Iterable[str]) -> dict[str, StageFailure]:
+    """Returns why the latest attempts at partitions ended, by key, if by an error or a check.
 
-    def failure(key: str) -> StageFailure | None:
-        return pending[key].failure if key in pending else dataset.failure(key)
-
-    with ThreadPoolExecutor(_READS, thread_name_prefix="failures") as pool:
-        return {key: found for key, found in zip(keys, pool.map(failure, keys), strict=True) if found is not None}
+    Raises:
+        SourceError: the storage cannot be read.
+    """
+    attempts = state.latest(key for key in sorted(keys) if key in state.attempts)
+    found = {attempt.partition: failure_of(attempt) for attempt in attempts}
+    return {key: failure for key, failure in found.items() if failure is not None}
 
 
 def _shard_changes(dataset: DatasetStore, registered: Mapping[str, Partition]) -> ShardChanges:
@@ -252,23 +254,27 @@ def _is_touched(before: Partition, found: Partition) -> bool:
     return any(shard.times != times[shard.url] for shard in found.shards)
 
 
-def _manifest_status(present: Present, pending: Mapping[str, Stale]) -> ManifestStatus | None:
-    store = present.dataset.store
-    if not store.exists("manifest.json"):
+def _manifest_status(
+    state: DatasetState, pending: Mapping[str, Stale], versions: tuple[str, ...]
+) -> ManifestStatus | None:
+    if state.manifest is None:
         return None
-    listed = partitions_in_manifest(present.dataset)
-    # A manifest stores which markers it saw.
-    unseen = {key for key, name in present.current.items() if key not in pending and name not in present.cache.seen}
-    left_out = {key: pending[key].fault.reason for key in pending if key not in listed}
-    left_out |= dict.fromkeys(sorted(unseen - listed), "it was published since")
-    outdated = dict.fromkeys(sorted(listed - present.partitions.keys()), present.unregistered)
-    outdated |= {key: pending[key].fault.reason for key in pending if key in listed}
-    if present.cache.seen:  # else another release made the manifest
-        outdated |= dict.fromkeys(sorted(unseen & listed), "it was published again since")
+    left_out, outdated = dict[str, str](), dict[str, str]()
+    for key, recipe in sorted(state.recipes.items()):
+        entry = state.listed.get(key)
+        if key in pending:
+            (left_out if entry is None else outdated)[key] = pending[key].reason
+        elif entry is None:
+            left_out[key] = "published since"
+        elif entry.recipe != recipe:
+            outdated[key] = "listed with former shards or settings"
+    if state.partitions:  # else shards.json is missing, and what is outdated is unknown
+        outdated |= dict.fromkeys(sorted(state.listed.keys() - state.partitions.keys()), state.unregistered)
     return ManifestStatus(
-        url=store.url_of("manifest.json"),
-        digest=None if present.cache.manifest is None else present.cache.manifest.digest,
-        num_partitions=len(listed),
+        url=state.dataset.store.url_of("manifest.json"),
+        digest=state.digest if state.digest in versions else None,
+        is_damaged=state.damage is not None,
+        num_partitions=len(state.listed),
         left_out=left_out,
         outdated=outdated,
     )

@@ -5,6 +5,9 @@ partition is repeated at once, three times at most, after too little memory with
 a moment: it is repeated after a pause that doubles. A damaged shard, a wrong setting, a violated check: never, since
 its next run would end the same way. Credentials that the storage refuses end the load: all others would fail alike.
 
+A worker may hang: a decoder in an endless loop, a mount that does not answer. Its partition is reported after some
+minutes, and killed and repeated after a time that no healthy partition of the load takes.
+
 Where an engine spans hosts, the last partitions are watched: one that takes three times as long as the median gets a
 second copy on another host, and what is published first counts. Both copies make the same bytes. The time of a
 partition begins when it is at work, not when it is submitted: a cluster may have to grow first.
@@ -13,32 +16,36 @@ partition begins when it is at work, not when it is submitted: a cluster may hav
 from __future__ import annotations
 
 import heapq
+import logging
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from mm_assets.errors import CredentialsError, MmAssetsError
-from mm_assets.pipeline.load.engine import Ended, Engine, Loss, Task
-from mm_assets.pipeline.partition.run import PartitionReport, failed_report
+from mm_assets.errors import CredentialsError
+from mm_assets.pipeline.load.engine import Ended, Engine, Loss, Running, Task
+from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.records import StageFailure
+from mm_assets.storage.retry import STORAGE
 from mm_assets.summaries import counted
 
 __all__ = ["run_tasks"]
 
 REPEATS = 3  # of a partition, after losses
-STORAGE_PAUSES = (5.0, 20.0, 60.0)  # seconds, in addition to the attempts of the storage's client
 STRAGGLES = 3.0  # times the median
+MIN_LIMIT_SECONDS = 1800.0  # that a partition may take if no limit is set
+LIMIT_MEDIANS = 20.0  # times the median that it may take, if that is longer
+MIN_WARNING_SECONDS = 300.0  # after which a partition that runs is reported
 _FEWEST = 5  # partitions that have ended before a median means something
 _LATEST = 1000  # of whose times the median is taken
 _RECOVERY = 0.1  # of a bound that fell, with each round of partitions that end well: seven rounds double it
 _ALL_DUE = 2.0  # seconds after which a bound that fell may fall again: what was in flight may fail for the same reason
 _WATCH = 1.0  # seconds between looks at time-outs and stragglers
 _GROUP = 16  # tasks at most
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -49,16 +56,16 @@ class _Run:
         task: as it is submitted next.
         copies: its tasks at work.
         losses: how many tasks of it were lost.
+        timeouts: how many of them took too long.
         faults: how many failed because of the storage.
-        has_waited: whether it has waited for the end of a lease.
         copied: when a second copy was started.
     """
 
     task: Task
     copies: list[Task] = field(default_factory=list)
     losses: int = 0
+    timeouts: int = 0
     faults: int = 0
-    has_waited: bool = False
     copied: float = float("-inf")
 
 
@@ -68,6 +75,7 @@ def run_tasks(
     *,
     timeout: float | None = None,
     idle: Callable[[], object] = lambda: None,
+    warned: Callable[[str], object] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[PartitionReport, None, None]:
@@ -78,15 +86,19 @@ def run_tasks(
     Args:
         engine: where they run.
         tasks: one for each partition.
-        timeout: seconds after which a task is ended and repeated; None lets it run.
+        timeout: seconds after which a task is ended and repeated. None takes half an hour, or twenty times the median
+            of the partitions that have ended if that is longer. The median grows with the bytes of a partition, and
+            the limit of a partition doubles each time that it is exceeded: all partitions of a load may be slow.
         idle: called before each wait: all that has ended was yielded.
+        warned: called with each line about a partition that takes long or too long, which is also logged.
         clock: seconds that pass.
         sleep: waits for some.
 
     Raises:
         CredentialsError: after the last report, partitions were not run because the storage refused the credentials.
+        EngineLostError: likewise, because the engine can run nothing any more.
     """
-    driver = _Driver(engine, tasks, timeout, idle, clock, sleep)
+    driver = _Driver(engine, tasks, timeout, idle, warned, clock, sleep)
     try:
         yield from driver.reports()
     finally:
@@ -100,12 +112,14 @@ class _Driver:
         tasks: Iterable[Task],
         timeout: float | None,
         idle: Callable[[], object],
+        warned: Callable[[str], object],
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
         self._engine = engine
         self._timeout = timeout
         self._idle = idle
+        self._warned = warned
         self._clock = clock
         self._sleep = sleep
         self._todo = deque(_Run(task) for task in tasks)
@@ -114,7 +128,8 @@ class _Driver:
         self._at_work: dict[Task, _Run] = {}
         self._groups: dict[Task, set[Task]] = {}  # what is at work of the group of each task
         self._num_groups = 0
-        self._seconds: deque[float] = deque(maxlen=_LATEST)
+        self._ended: deque[tuple[float, int]] = deque(maxlen=_LATEST)  # seconds and bytes of partitions
+        self._warnings: dict[Task, float] = {}  # seconds after which a task is reported next
         self._bound = float("inf")  # of groups at work, below the engine's own
         self._may_fall = float("-inf")
         self._watched = float("-inf")  # when
@@ -185,6 +200,7 @@ class _Driver:
     def _remove(self, task: Task) -> _Run | None:
         """Takes a task from those at work: its run, or None if it was canceled while it ended."""
         run = self._at_work.pop(task, None)
+        self._warnings.pop(task, None)
         if run is not None:
             run.copies.remove(task)
             group = self._groups.pop(task)
@@ -203,33 +219,26 @@ class _Driver:
             assert ended.loss is not None
             yield from self._lost(run, ended.loss)
         elif report.ok or not run.copies:
-            if self._waits_for_lease(run, report) or self._waits_for_storage(run, report):
+            if self._waits_for_storage(run, report):
                 return
             if report.ok:
-                self._seconds.append(report.seconds)
+                self._ended.append((report.seconds, ended.task.size))
                 self._bound += max(1 / self._bound, _RECOVERY)
             self._finish(run)
             self._submit()  # before what takes the report is done with it
             yield report
 
-    def _waits_for_lease(self, run: _Run, report: PartitionReport) -> bool:
-        """Whether a partition is tried again when the lease ends that another host has: it may be lost."""
-        if report.retry_after is None or run.has_waited:
-            return False
-        self._wait(run, report.retry_after)
-        run.has_waited = True
-        return True
-
     def _waits_for_storage(self, run: _Run, report: PartitionReport) -> bool:
         """Whether a partition is repeated later, because the storage failed with what may pass."""
-        fault = None if report.failure is None else report.failure.storage_fault
+        fault, waits = None if report.failure is None else report.failure.storage_fault, STORAGE.waits()
         if fault == "slow_down":
             self._fall()
         if report.failure is not None and fault == "credentials":
             self._give_up(report.failure)
-        if fault in (None, "credentials") or self._refusal is not None or run.faults == len(STORAGE_PAUSES):
+        if not STORAGE.may_pass(fault) or self._refusal is not None or run.faults == len(waits):
             return False
-        self._wait(run, STORAGE_PAUSES[run.faults])
+        run.task = replace(run.task, earlier=None)  # this run may have left an attempt
+        self._wait(run, waits[run.faults])
         run.faults += 1
         return True
 
@@ -247,10 +256,7 @@ class _Driver:
         if run.copies:
             for task in list(run.copies):
                 self._cancel(task)
-            dataset, key = DatasetStore(run.task.spec), run.task.partition.key
-            with suppress(MmAssetsError, OSError):  # what a copy wrote of its end: the storage may be what failed
-                dataset.clear_failure(key)
-            _release(run.task, dataset)
+            DatasetStore(run.task.spec).delete_attempt(run.task.partition.key)  # what a copy wrote of its end
 
     def _lost(self, run: _Run, loss: Loss) -> Iterator[PartitionReport]:
         """Repeats a task that was lost, or yields the report of a partition that was lost too often."""
@@ -259,19 +265,20 @@ class _Driver:
         if run.copies:  # the other one goes on
             return
         run.losses += loss.kind != "neighbor"
+        run.timeouts += loss.kind == "timeout"
         if run.losses <= REPEATS:
-            if loss.kind == "memory":
-                run.task = replace(run.task, memory_factor=2 * run.task.memory_factor)
+            if loss.kind != "neighbor":
+                self._warn(run.task, f"stage {loss.stage}: {loss.detail}; the partition runs again")
+            factor = 2 if loss.kind == "memory" else 1
+            # What earlier runs left is listed again: this one may have left an attempt.
+            run.task = replace(run.task, earlier=None, memory_factor=factor * run.task.memory_factor)
             self._todo.appendleft(run)
             return
         key, spec = run.task.partition.key, run.task.spec
         again = f"`mm-assets run --dataset {spec.name} --partition {key}` runs the partition alone"
         failure = StageFailure(partition=key, stage=loss.stage, detail=f"{loss.detail}, {run.losses} times: {again}")
-        dataset = DatasetStore(spec)
-        with suppress(MmAssetsError, OSError):  # the storage may be what failed
-            dataset.write_failure(failure)
-        _release(run.task, dataset)
-        yield failed_report(failure)
+        DatasetStore(spec).write_failure(failure)
+        yield PartitionReport(partition=key, failure=failure)
 
     def _fall(self) -> None:
         """Halves the bound of what is at work."""
@@ -281,33 +288,52 @@ class _Driver:
 
     # -- what takes long
 
-    def _pause(self) -> float | None:
+    def _pause(self) -> float:
         """Seconds to wait for ends: until something else is to be done."""
-        found = [self._waiting[0][0] - self._clock()] if self._waiting else []
-        if self._timeout is not None or (self._engine.spans_hosts and not self._todo):
-            found.append(_WATCH)
-        if self._todo:  # slots may come, and scratch space be freed
-            found.append(_WATCH * 5)
-        return max(min(found), 0.0) if found else None
+        return max(min(self._waiting[0][0] - self._clock(), _WATCH), 0.0) if self._waiting else _WATCH
 
     def _watch(self) -> Iterator[PartitionReport]:
         if self._clock() - self._watched < _WATCH:
             return
         self._watched = self._clock()
-        if self._timeout is not None:
+        if any(self._late()):
             for ended in self._engine.ended(0.0):  # while reports were recorded: it did not take too long
                 yield from self._take(ended)
-            yield from self._end_late(self._timeout)
+            for task, running, limit in list(self._late()):
+                run = self._cancel(task)
+                detail = (
+                    f"{running.worker} did not end the partition within {limit:,.0f} seconds and was killed "
+                    "(`engine.timeout_seconds` sets the limit)"
+                )
+                yield from self._lost(run, Loss(kind="timeout", stage=running.stage, detail=detail))
         self._copy_stragglers()
 
-    def _end_late(self, timeout: float) -> Iterator[PartitionReport]:
+    def _late(self) -> Iterator[tuple[Task, Running, float]]:
+        """Yields the tasks that have run for longer than their limits, and reports those that take long."""
         now = self._clock()
-        for task in list(self._at_work):
-            began = self._engine.began(task)
-            if began is not None and now - began > timeout:
-                run = self._cancel(task)
-                loss = Loss(kind="timeout", stage=task.first_stage, detail=f"it took longer than {timeout:.0f} seconds")
-                yield from self._lost(run, loss)
+        median, median_size = map(statistics.median, zip(*self._ended, strict=True)) if self._ended else (0.0, 0.0)
+        for task, run in self._at_work.items():
+            running = self._engine.running(task)
+            if running is None:
+                continue
+            typical = median * max(task.size / median_size if median_size else 1.0, 1.0)
+            limit = self._timeout or max(MIN_LIMIT_SECONDS, LIMIT_MEDIANS * typical) * 2**run.timeouts
+            seconds = now - running.began
+            if seconds > limit:
+                yield task, running, limit
+            elif seconds >= self._warnings.get(task, max(MIN_WARNING_SECONDS, STRAGGLES * typical)):
+                self._warnings[task] = 2 * seconds
+                line = (
+                    f"no result after {seconds:,.0f} seconds: {running.worker} is at stage {running.stage}; after "
+                    f"{limit:,.0f} seconds it is killed, and the partition repeated (`engine.timeout_seconds` sets the "
+                    "limit)"
+                )
+                self._warn(task, line)
+
+    def _warn(self, task: Task, line: str) -> None:
+        line = f"{task.spec.name}/{task.partition.key}: {line}"
+        _log.warning("%s", line)
+        self._warned(line)
 
     def _cancel(self, task: Task) -> _Run:
         run = self._remove(task)
@@ -316,22 +342,16 @@ class _Driver:
         return run
 
     def _copy_stragglers(self) -> None:
-        if not self._engine.spans_hosts or self._todo or self._waiting or len(self._seconds) < _FEWEST:
+        if not self._engine.spans_hosts or self._todo or self._waiting or len(self._ended) < _FEWEST:
             return
-        late = self._clock() - STRAGGLES * statistics.median(self._seconds)
+        late = self._clock() - STRAGGLES * statistics.median(seconds for seconds, _ in self._ended)
         for task, run in list(self._at_work.items()):
             if self._num_groups >= self._most():
                 return
-            began = self._engine.began(task) if len(run.copies) == 1 else None
-            if began is None or max(began, run.copied) > late or not self._engine.fits(task):
+            running = self._engine.running(task) if len(run.copies) == 1 else None
+            if running is None or max(running.began, run.copied) > late or not self._engine.fits(task):
                 continue
             copy = replace(run.task)
             if self._engine.submit_copy(copy, task):
                 self._add([copy], [run])
                 run.copied = self._clock()  # a copy that fails at once is not followed by another
-
-
-def _release(task: Task, dataset: DatasetStore) -> None:
-    """Ends the lease that a worker left which was killed: while the load goes on, it would keep others out."""
-    if task.holder is not None:
-        task.holder.release(dataset, task.partition.key)

@@ -1,26 +1,27 @@
 """What a load driver asks of an engine, and what an engine answers.
 
 An engine runs partitions somewhere and reports how each ended. It decides nothing: what is repeated, which of two
-copies counts, and who may work on a partition is up to `pipeline.load.driver`.
+copies counts, and which partitions there are is up to `pipeline.load.driver`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import SourceError
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage
-from mm_assets.pipeline.partition.run import PartitionReport, failed_report, partition_steps
+from mm_assets.pipeline.partition.run import PartitionReport, partition_steps
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.leases import Holder, LeasedError
-from mm_assets.pipeline.state.records import Partition, StageFailure
+from mm_assets.pipeline.state.records import Earlier, Partition
 from mm_assets.rows.schema import DatasetSchema
 
-__all__ = ["Ended", "Engine", "Loss", "Started", "Task", "unobserved"]
+__all__ = ["Ended", "Engine", "EngineLostError", "Loss", "Running", "Started", "Task", "unobserved"]
+
+
+class EngineLostError(SourceError):
+    """The engine can run nothing any more; the partitions that have not ended have not failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,8 +33,7 @@ class Task:
         schema: the dataset's, as registered.
         partition: as registered.
         first: the stage to start at; None for the first that is stale.
-        markers: names of its markers; None lists them.
-        holder: in whose name the partition's lease is held meanwhile; None holds none.
+        earlier: what earlier runs of it left; None lists that.
         memory_factor: how many times the engine's memory per task it needs.
     """
 
@@ -41,8 +41,7 @@ class Task:
     schema: DatasetSchema
     partition: Partition
     first: Stage | None = None
-    markers: tuple[str, ...] | None = None
-    holder: Holder | None = None
+    earlier: Earlier | None = None
     memory_factor: int = 1
 
     @property
@@ -56,27 +55,9 @@ class Task:
         return sum(shard.size for shard in self.partition.shards)
 
     def steps(self) -> Iterator[str | PartitionReport]:
-        """Runs it in this process, as `partition_steps`; of stages, the names.
-
-        It is refused while another process has the partition's lease. What became of it then is not known here, so
-        that no failure is stored.
-        """
-        dataset, key = DatasetStore(self.spec), self.partition.key
-        report: PartitionReport | None = None
-        try:
-            with nullcontext() if self.holder is None else self.holder.held(dataset, key):
-                steps = partition_steps(self.spec, self.partition, self.schema, first=self.first, markers=self.markers)
-                for step in steps:
-                    if isinstance(step, Stage):
-                        yield step.name
-                    else:
-                        report = step
-        except MmAssetsError as error:
-            failure = StageFailure.of(error, stage=self.first_stage, partition=key)
-            retry_after = error.seconds if isinstance(error, LeasedError) else None
-            report = failed_report(failure, is_refused=True, retry_after=retry_after)
-        assert report is not None  # the last of the steps
-        yield report  # without the lease: who gets it may end this process, or give the partition to another
+        """Runs it in this process, as `partition_steps`; of stages, the names."""
+        for step in partition_steps(self.spec, self.partition, self.schema, first=self.first, earlier=self.earlier):
+            yield step.name if isinstance(step, Stage) else step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +83,21 @@ class Ended:
     task: Task
     report: PartitionReport | None = None
     loss: Loss | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A task that a worker has begun.
+
+    Attributes:
+        began: when, by `time.monotonic`.
+        stage: name of the current stage, as far as it is known.
+        worker: the process, and its host if the engine spans hosts, as text.
+    """
+
+    began: float
+    stage: str
+    worker: str
 
 
 Started: TypeAlias = Callable[[Task, str], object]
@@ -136,18 +132,24 @@ class Engine(Protocol):
     def submit_copy(self, task: Task, of: Task) -> bool:
         """Starts a task on another host than that of another task, which is at work; False where there is no other."""
 
-    def began(self, task: Task) -> float | None:
-        """When a task that has not ended began to work, by `time.monotonic`; None while it waits."""
+    def running(self, task: Task) -> Running | None:
+        """Returns where a task that has not ended runs. Returns None while it waits, or runs in this process."""
 
     def ended(self, timeout: float | None) -> Iterable[Ended]:
         """Those that ended since the last call; waits for the first of them.
 
         Args:
             timeout: seconds to wait at most; None waits without a limit.
+
+        Raises:
+            EngineLostError: none of those that have not ended will be reported.
         """
 
     def cancel(self, task: Task) -> None:
-        """Ends a task without a result, if it has not ended; those of its group that have not are lost with it."""
+        """Ends a task without a result, if it has not ended; those of its group that have not are lost with it.
+
+        A worker that does not react is killed. One that cannot be killed is abandoned, and another takes its slot.
+        """
 
     def close(self) -> None:
         """Ends what is at work, and the engine."""

@@ -19,7 +19,7 @@ def open_engine(
     Args:
         options: as declared.
         jobs: partitions at work at a time in processes, where the options give none.
-        most: partitions that there are to run.
+        most: partitions that there are to run; with 0 some may follow nevertheless.
         started: called with a task as it begins to work, and as it begins a stage whose name is known.
 
     Raises:
@@ -30,4 +30,5 @@ def open_engine(
         from mm_assets.pipeline.load.ray_tasks import RayTasks
 
         return RayTasks(options.address, num_tasks=options.jobs, memory=options.memory_bytes, started=started)
-    return Processes(min(options.jobs or jobs, most), started=started)
+    num_processes = options.jobs or jobs
+    return Processes(min(num_processes, most or num_processes), prepares=most > 0, started=started)

@@ -1,40 +1,59 @@
 """Many partitions, side by side in processes of this machine that stay warm from one partition to the next.
 
 A worker works on one partition at a time. One that is killed loses its partition only, and another takes its place.
-Workers are spawned and not forked: a fork of a process with threads (Arrow, DuckDB) may hang. They end with this
-process, however that ends.
+Also a single partition at a time has a worker, which can be killed if it hangs. Workers are forked from a server that
+has imported what they need and has no work of its own (7 ms each): a fork of this process, with its threads of Arrow
+and DuckDB, may hang, and a new interpreter imports for 0.7 s. They end with this process, however that ends. One in
+uninterruptible sleep, which no signal ends, is abandoned: nothing waits for it.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import connection
+from multiprocessing import connection, forkserver, process, resource_tracker
 from types import TracebackType
 from typing import Any, Self
 
 from mm_assets.checks.database import share_memory
-from mm_assets.pipeline.load.engine import Ended, Loss, Started, Task, unobserved
+from mm_assets.pipeline.load.engine import Ended, Loss, Running, Started, Task, unobserved
 from mm_assets.storage.urls import is_local
+from mm_assets.summaries import counted
 
 __all__ = ["Processes", "num_processors", "scratch_bytes"]
 
 WORKER_SECONDS = 2.5  # for workers to end by themselves
-_SPAWN = multiprocessing.get_context("spawn")
+KILL_SECONDS = 5.0  # for a process to end that was killed: a core of many gigabytes takes a while to free
+_FORKS = sys.platform == "linux"  # elsewhere a fork may fail, whatever the process has done
+_CONTEXT = multiprocessing.get_context("forkserver") if _FORKS else multiprocessing.get_context("spawn")
+_IMPORTED_BY_STAGES = ("duckdb", "pandas", "PIL.Image")  # when they run
 _COPIES = 3  # a shard is fetched, its tables with media and packed files are made beside it, then uploaded
+_log = logging.getLogger(__name__)
 
 
 def num_processors() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start_server() -> None:
+    """Starts the server that workers are forked from, unless it runs: it imports while this process does other work."""
+    if _FORKS:
+        with sheltered():
+            resource_tracker.ensure_running()  # which unblocks SIGINT
+        with sheltered():
+            multiprocessing.set_forkserver_preload([__name__, *_IMPORTED_BY_STAGES])
+            forkserver.ensure_running()
 
 
 def scratch_bytes(task: Task) -> int:
@@ -47,20 +66,26 @@ class Processes:
     """A pool of worker processes, started when they are needed.
 
     Args:
-        num_processes: how many partitions are in flight; 1 or less runs them in this process, when `ended` is called.
+        num_processes: how many partitions are in flight; 0 runs them in this process, one after the other, when `ended`
+            is called. Nothing detects then that one hangs.
+        prepares: whether to import what workers need at once, and not with the first task.
         started: as that of `open_engine`.
     """
 
     spans_hosts = False
     group_bytes = 0  # a partition costs one message each way
 
-    def __init__(self, num_processes: int = 1, *, started: Started = unobserved) -> None:
+    def __init__(self, num_processes: int = 0, *, prepares: bool = True, started: Started = unobserved) -> None:
         self._started = started
+        self._has_workers = num_processes > 0
+        if self._has_workers and prepares:
+            _start_server()
         self.slots = max(num_processes, 1)
         self._here: deque[Task] = deque()
         self._free: list[_Worker] = []
         self._busy: dict[connection.Connection, _Flight] = {}
         self._ended: list[Ended] = []
+        self._abandoned: list[process.BaseProcess] = []
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +102,16 @@ class Processes:
         end_workers(worker.process for worker in workers)
         for worker in workers:
             worker.connection.close()
+            self._expect_exit(worker)
+        pids = [str(abandoned.pid) for abandoned in self._abandoned if abandoned.exitcode is None]
+        self._abandoned.clear()
+        if pids:
+            _log.warning(
+                "%s did not end after SIGKILL (process %s): such a process ends when the disk or mount that it waits "
+                "for answers, or with the machine",
+                counted(len(pids), "worker"),
+                ", ".join(pids),
+            )
 
     def fits(self, task: Task) -> bool:
         """Whether the temporary folder has space for a task and for all that those at work may still need."""
@@ -89,18 +124,18 @@ class Processes:
     def submit(self, tasks: Sequence[Task]) -> None:
         """Gives each task to a free worker, or to a new one."""
         for task in tasks:
-            if self.slots == 1:
-                self._here.append(task)
-            else:
+            if self._has_workers:
                 self._start(task)
+            else:
+                self._here.append(task)
 
     def submit_copy(self, task: Task, of: Task) -> bool:
         """False: there is no other host."""
         return False
 
-    def began(self, task: Task) -> float | None:
-        """When a worker got a task; None of one that this process has not run yet."""
-        return next((flight.began for flight in self._busy.values() if flight.task is task), None)
+    def running(self, task: Task) -> Running | None:
+        """Returns the worker of a task. Returns None for a task of this process."""
+        return next((flight.running for flight in self._busy.values() if flight.task is task), None)
 
     def ended(self, timeout: float | None) -> Iterable[Ended]:
         """Those that ended, as `Engine.ended`; in this process, the next one is run first."""
@@ -130,7 +165,22 @@ class Processes:
             if flight.task is task:
                 del self._busy[pipe]
                 flight.worker.process.kill()
-                flight.worker.end()
+                self._end(flight.worker)
+
+    def _end(self, worker: _Worker) -> int | None:
+        """Ends a worker. Returns its exit code, or None if it cannot be killed."""
+        code = worker.end()
+        self._expect_exit(worker)
+        return code
+
+    def _expect_exit(self, worker: _Worker) -> None:
+        """Abandons a worker that still exists after it was killed."""
+        if worker.process.exitcode is None:
+            _log.warning("process %s cannot be killed: it is abandoned", worker.process.pid)
+            self._abandoned.append(worker.process)
+            # At the exit of this process multiprocessing would wait for it, and for the tracker that it shares.
+            process._children.discard(worker.process)  # type: ignore[attr-defined]
+            resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
 
     def _start(self, task: Task) -> None:
         while True:
@@ -140,7 +190,7 @@ class Processes:
             try:
                 worker.connection.send(task)
             except OSError:
-                code = worker.end()
+                code = self._end(worker)
                 if is_new:
                     self._ended.append(flight.lost(code))
                     return
@@ -156,7 +206,7 @@ class Processes:
             try:
                 message = each.recv()
             except (EOFError, OSError):  # reset, where it died before it read its task
-                ended = flight.lost(flight.worker.end())
+                ended = flight.lost(self._end(flight.worker))
             else:
                 if isinstance(message, str):
                     flight.stage = message
@@ -172,18 +222,23 @@ class _Worker:
     """A process that runs one partition at a time, as one of a number of them, and this end of its pipe."""
 
     def __init__(self, num_processes: int) -> None:
-        self.connection, theirs = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=_work, args=(theirs, num_processes), daemon=True)
+        _start_server()  # unless it runs
+        self.connection, theirs = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_work, args=(theirs, num_processes, dict(os.environ)), daemon=True)
         with sheltered():  # multiprocessing unblocks SIGINT when it starts the first process of its own
             self.process.start()
         theirs.close()
 
     def end(self) -> int | None:
-        """Waits for the process, whose pipe is broken, to end, and kills it if it does not; its exit code."""
+        """Waits for the process, whose pipe is broken, to end, and kills it if it does not.
+
+        Returns:
+            Its exit code, or None if it still exists.
+        """
         self.connection.close()
         self.process.join(WORKER_SECONDS)
         self.process.kill()
-        self.process.join()
+        self.process.join(KILL_SECONDS)
         return self.process.exitcode
 
 
@@ -195,6 +250,10 @@ class _Flight:
         self.task = task
         self.stage = task.first_stage
         self.began = time.monotonic()
+
+    @property
+    def running(self) -> Running:
+        return Running(began=self.began, stage=self.stage, worker=f"process {self.worker.process.pid}")
 
     def lost(self, code: int | None) -> Ended:
         """The loss of a task whose worker ended with this exit code."""
@@ -208,8 +267,10 @@ class _Flight:
         return Ended(task=self.task, loss=loss)
 
 
-def _work(theirs: connection.Connection, num_processes: int) -> None:
-    """What a worker does: partitions, until the other end of its pipe is closed."""
+def _work(theirs: connection.Connection, num_processes: int, environment: Mapping[str, str]) -> None:
+    """Runs partitions in a worker, until the other end of its pipe is closed."""
+    os.environ.clear()  # the server's is that of an earlier time
+    os.environ.update(environment)
     share_memory(num_processes)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
@@ -237,8 +298,8 @@ def sheltered() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def end_workers(workers: Iterable[multiprocessing.process.BaseProcess]) -> None:
-    """Ends worker processes: they are interrupted, and what does not end by itself is killed."""
+def end_workers(workers: Iterable[process.BaseProcess]) -> None:
+    """Ends worker processes: they are interrupted, and what does not end by itself is killed, if it can be."""
     workers = list(workers)
     for worker in workers:
         worker.terminate()
@@ -246,4 +307,6 @@ def end_workers(workers: Iterable[multiprocessing.process.BaseProcess]) -> None:
     for worker in workers:
         worker.join(max(deadline - time.monotonic(), 0.0))
         worker.kill()
-        worker.join()
+    deadline = time.monotonic() + KILL_SECONDS
+    for worker in workers:
+        worker.join(max(deadline - time.monotonic(), 0.0))

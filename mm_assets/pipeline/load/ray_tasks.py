@@ -7,16 +7,22 @@ reported. Workers read and write the dataset's storage, and know neither Dagster
 A Ray task says on which node it begins, then which stage of which partition does, and how each partition ended. A
 thread receives that as it arrives, so that the cost of a message, 0.15 ms, does not depend on how many tasks are in
 flight.
+
+Another thread lists the nodes every few seconds, which shows whether the head of the cluster answers. If it does not,
+such a call blocks, and after a minute Ray would terminate this process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import os
 import pickle
 import queue
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -30,29 +36,35 @@ from typing import Any, Self
 from mm_assets import __version__
 from mm_assets.checks.database import share_memory
 from mm_assets.errors import ConfigError, MmAssetsError, SourceError, first_line, optional_import
-from mm_assets.pipeline.load.engine import Ended, Loss, Started, Task, unobserved
+from mm_assets.pipeline.load.engine import Ended, EngineLostError, Loss, Running, Started, Task, unobserved
 from mm_assets.pipeline.load.processes import num_processors, scratch_bytes
-from mm_assets.pipeline.partition.run import PartitionReport, failed_report
+from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.records import StageFailure
+from mm_assets.pipeline.state.records import Partition, StageFailure
 from mm_assets.storage.files import SourceFile
+from mm_assets.storage.retry import STORAGE
 from mm_assets.storage.urls import is_local
 
-__all__ = ["RayTasks"]
+__all__ = ["RayTasks", "end_process"]
 
 _GROUP_BYTES = 32 << 20  # of shards: a task costs milliseconds, a partition of a few kilobytes a third of a second
 _CONNECT_SECONDS = 10.0
 _SIZE_SECONDS = 5.0  # between two looks at the size of the cluster
+_HEAD_SECONDS = 25.0  # for the head of the cluster to answer
+_TERMINATION = "RAY_gcs_rpc_server_reconnect_timeout_s"  # after which Ray ends a process whose head does not answer
+_TERMINATION_SECONDS = 300  # in which the load is recorded and its manifest made; Ray's default is 60
 _MISSING_SECONDS = 60.0  # for a node that a task fits on to come back
 _GROWING_SECONDS = 1800.0  # for one to come, where the number of tasks is given: nodes may be started on demand
 _END_SECONDS = 2.0  # for Ray to confirm that tasks were canceled
+_DISCONNECT_SECONDS = 10.0  # it takes less than one
 _SCRATCH = "scratch"
+_log = logging.getLogger(__name__)
 _MOST_ASKED = 1 << 49  # bytes: Ray counts ten-thousandths in 64 bits, and a larger number wraps around to a small one
 _LOST_HOSTS = {"NodeDiedError", "LocalRayletDiedError", "ObjectLostError", "OwnerDiedError", "RaySystemError"}
 
 _Step = tuple[int, str | PartitionReport]  # of the task with this number in its group: a stage begins, or its report
-_Message = str | _Step | Exception | None  # the node that a group began on; how it ended, without a report
+_Message = str | _Step | Exception | None  # where a group began, as `_work` yields it; how it ended without a report
 
 
 class RayTasks:
@@ -82,6 +94,7 @@ class RayTasks:
         memory: int = 1 << 30,
         started: Started = unobserved,
     ) -> None:
+        os.environ.setdefault(_TERMINATION, str(_TERMINATION_SECONDS))  # read when Ray is imported
         with optional_import("ray", "--engine ray"):
             import ray
         self._ray = ray
@@ -89,11 +102,15 @@ class RayTasks:
         self._num_tasks = num_tasks
         self._memory = memory
         self._groups: dict[Task, _Group] = {}  # of each task that has not ended
+        self._canceled_on: dict[Partition, str] = {}  # the node of each that was canceled and may be submitted again
         self._ended: list[Ended] = []
         self._probes: dict[str, _Probe] = {}  # by the root of each dataset in a local file system
         self._nodes: list[_Node] = []
-        self._looked = float("-inf")  # at the nodes
+        self._looked = float("-inf")  # when the request began that listed the nodes
         self._same_since = time.monotonic()  # the nodes
+        self._answered = 0.0  # when the head did last
+        self._asked = 0.0  # when it was asked first since then
+        self._is_lost = False
         self._had_workers = False  # nodes with a processor for tasks
         self._num_lost = 0  # looks at which nodes were gone
         self._is_mine = not ray.is_initialized()
@@ -104,6 +121,11 @@ class RayTasks:
                 ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
             except (OSError, ValueError, RuntimeError) as error:
                 raise _unreachable(address, error) from error
+        self._listed: tuple[float, list[_Node]] = self._list()  # by the thread, since when
+        self._address: str = address or ray.get_runtime_context().gcs_address
+        self._closed = threading.Event()
+        self._lister = threading.Thread(target=self._list_regularly, name="ray-nodes", daemon=True)
+        self._lister.start()
         self._remote = ray.remote(num_returns="streaming", num_cpus=1, max_retries=0)(_work)
         self._messages: queue.SimpleQueue[tuple[_Group, _Message]] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
@@ -127,26 +149,35 @@ class RayTasks:
         return True
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Submits a group of tasks as one task of Ray."""
-        self._submit(tasks, "SPREAD")
+        """Submits a group of tasks as one task of Ray; what was canceled goes to another node, if one is free."""
+        before = self._canceled_on.pop(tasks[0].partition, None)
+        self._submit(tasks, (before and self._other_than(before)) or "SPREAD")
 
     def submit_copy(self, task: Task, of: Task) -> bool:
         """Submits a task for the node, other than that of another task, with the most slots that are free."""
+        strategy = self._other_than(self._groups[of].node)
+        if strategy is not None:
+            self._submit([task], strategy)
+        return strategy is not None
+
+    def _other_than(self, node: str) -> object:
+        """Returns the strategy for the other node with the most free slots. Returns None if all slots are taken."""
         self._look()
         busy = Counter(group.node for group in {id(group): group for group in self._groups.values()}.values())
-        free = {node.id: node.slots(self._memory) - busy[node.id] for node in self._nodes}
-        free.pop(self._groups[of].node, None)
+        free = {other.id: other.slots(self._memory) - busy[other.id] for other in self._nodes}
+        free.pop(node, None)
         if not free or max(free.values()) <= 0:
-            return False
+            return None
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        self._submit([task], NodeAffinitySchedulingStrategy(max(free, key=free.__getitem__), soft=True))
-        return True
+        return NodeAffinitySchedulingStrategy(max(free, key=free.__getitem__), soft=True)
 
-    def began(self, task: Task) -> float | None:
-        """When a worker began with a task; None while Ray or its group makes it wait."""
+    def running(self, task: Task) -> Running | None:
+        """Returns the worker of a task. Returns None while Ray or its group makes it wait."""
         group = self._groups.get(task)
-        return group.began if group is not None and group.left[0] is task else None
+        if group is None or group.began is None or group.left[0] is not task:
+            return None
+        return Running(began=group.began, stage=group.stage or task.first_stage, worker=group.worker)
 
     def ended(self, timeout: float | None) -> Iterable[Ended]:
         """Those that ended, as `Engine.ended`."""
@@ -155,6 +186,12 @@ class RayTasks:
         while self._groups and not found:
             found += self._received(0.0)
             self._look()
+            if not found and self._head_is_lost():
+                detail = (
+                    f"the head of the Ray cluster has not answered for {_HEAD_SECONDS:.0f} seconds: partitions that "
+                    "have not ended were not run; continue when the cluster is back"
+                )
+                raise EngineLostError(self._address, detail)
             found += (*self._on_lost_nodes(), *self._unplaceable())
             left = deadline - time.monotonic()
             if found or left <= 0:
@@ -167,6 +204,7 @@ class RayTasks:
         group = self._groups.get(task)
         if group is not None:
             others = [other for other in group.left if other is not task]
+            self._canceled_on[task.partition] = group.node
             self._end(group)
             detail = f"another partition of its group was ended: {task.partition.key}"
             self._ended += _Group(others).lost(Loss(kind="neighbor", stage="", detail=detail))
@@ -176,28 +214,49 @@ class RayTasks:
         for group in {id(group): group for group in self._groups.values()}.values():
             self._end(group)
         self._groups.clear()
-        asyncio.run_coroutine_threadsafe(_end_others(), self._loop).result()
+        self._closed.set()
+        seconds = 0.0 if self._is_lost else _END_SECONDS  # nothing is confirmed then
+        self._lister.join(seconds)
+        asyncio.run_coroutine_threadsafe(_end_others(seconds), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         for probe in self._probes.values():
             probe.remove()
         if self._is_mine:
-            self._ray.shutdown()
+            _disconnect(self._ray)
         self._loop.close()
 
-    def _look(self) -> None:
-        """Lists the nodes, if that was some time ago."""
-        if time.monotonic() - self._looked < _SIZE_SECONDS:
-            return
+    def _list(self) -> tuple[float, list[_Node]]:
+        began = time.monotonic()
         listed: list[dict[str, Any]] = self._ray.nodes()  # type: ignore[no-untyped-call]  # Ray's, without types
-        nodes = [_Node.of(node) for node in listed if node["Alive"]]
-        self._looked = time.monotonic()
+        self._answered = time.monotonic()
+        return began, [_Node.of(node) for node in listed if node["Alive"]]
+
+    def _list_regularly(self) -> None:
+        while not self._closed.wait(_SIZE_SECONDS):
+            if self._asked <= self._answered:
+                self._asked = time.monotonic()
+            with suppress(Exception):  # Ray's, or of gRPC: the head did not answer
+                self._listed = self._list()
+
+    def _look(self) -> None:
+        """Takes up the latest list of nodes."""
+        self._looked, nodes = self._listed
         if nodes != self._nodes:
             self._num_lost += bool({node.id for node in self._nodes} - {node.id for node in nodes})
-            self._nodes, self._same_since = nodes, self._looked
+            self._nodes, self._same_since = nodes, time.monotonic()
+
+    def _head_is_lost(self) -> bool:
+        """Returns whether the head of the cluster has not answered for long; then what is submitted never runs."""
+        has_answered = self._asked <= self._answered
+        self._is_lost |= not has_answered and time.monotonic() - self._asked > _HEAD_SECONDS
+        return self._is_lost
 
     def _submit(self, tasks: Sequence[Task], strategy: object) -> None:
         self._look()
+        if self._head_is_lost():
+            self._groups |= dict.fromkeys(tasks, _Group(tasks))
+            return
         memory = self._memory * max(task.memory_factor for task in tasks)
         if memory > self._memory:  # more than before: as much as there is
             memory = max(self._memory, min(memory, max((node.memory for node in self._nodes), default=memory)))
@@ -217,8 +276,9 @@ class RayTasks:
     def _end(self, group: _Group) -> None:
         for task in group.left:
             del self._groups[task]
-        with suppress(self._ray.exceptions.RayError):  # it may have ended
-            self._ray.cancel(group.stream, force=True)
+        if not self._is_lost:
+            with suppress(self._ray.exceptions.RayError):  # it may have ended
+                self._ray.cancel(group.stream, force=True)
 
     # -- messages
 
@@ -246,7 +306,8 @@ class RayTasks:
         if not group.left or self._groups.get(group.left[0]) is not group:
             return  # all have ended, or it was canceled, and its tasks may be submitted again
         if isinstance(message, str):
-            group.node, group.began = message, time.monotonic()
+            group.node, _, group.worker = message.partition(" ")
+            group.began = time.monotonic()
             self._started(group.left[0], "")
             return
         if isinstance(message, tuple):
@@ -352,6 +413,7 @@ class _Group:
         num_lost: how often nodes had been lost when it was submitted.
         left: those without a report, of which the first is at work.
         node: that it is on; empty until it began.
+        worker: its process and host, as text.
         began: when the first of those left did.
         stage: name of the one that the first of those left is at; empty until it is known.
     """
@@ -373,7 +435,7 @@ class _Group:
         self.strategy = strategy
         self.num_lost = num_lost
         self.left = list(tasks)
-        self.node = ""
+        self.node = self.worker = ""
         self.began: float | None = None
         self.stage = ""
 
@@ -396,14 +458,18 @@ class _Group:
     def refused(self, detail: str) -> Iterator[Ended]:
         for task in self.left:
             failure = StageFailure(partition=task.partition.key, stage=task.first_stage, detail=detail)
-            yield Ended(task=task, report=failed_report(failure, is_refused=True))
+            yield Ended(task=task, report=_refused(failure))
 
 
-async def _end_others() -> None:
-    """Ends what else runs in the loop."""
+def _refused(failure: StageFailure) -> PartitionReport:
+    return PartitionReport(partition=failure.partition, failure=failure, is_refused=True)
+
+
+async def _end_others(seconds: float) -> None:
+    """Ends what else runs in the loop, within some seconds."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
-        _, left = await asyncio.wait(others, timeout=_END_SECONDS)
+        _, left = await asyncio.wait(others, timeout=seconds)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -429,7 +495,7 @@ class _Probe:
 
     def __init__(self, spec: DatasetSpec) -> None:
         self._store = DatasetStore(spec).store
-        self.name = f"leases/.probe-{secrets.token_hex(8)}"  # hidden: not a lease
+        self.name = f"claims/.probe-{secrets.token_hex(8)}"  # hidden: not a claim
         self._store.write_bytes(self.name, b"")
 
     def remove(self) -> None:
@@ -468,10 +534,10 @@ def _unreachable(address: str | None, error: Exception) -> ConfigError:
 
 
 def _work(version: str, host: str, probes: dict[str, str | None], pickled: bytes) -> Iterator[str | _Step]:
-    """The id of the node, then what `run_group` yields."""
+    """Yields the id of the node with process and host as text, then what `run_group` yields."""
     import ray
 
-    yield ray.get_runtime_context().get_node_id()
+    yield f"{ray.get_runtime_context().get_node_id()} process {os.getpid()} on host {socket.gethostname()}"
     yield from run_group(version, host, probes, pickled)
 
 
@@ -499,7 +565,7 @@ def run_group(version: str, host: str, probes: dict[str, str | None], pickled: b
         fault = _root_fault(task.spec, probes[task.spec.name]) or _shard_fault(task, host)
         if fault is not None:
             failure = StageFailure(partition=task.partition.key, stage=task.first_stage, detail=fault)
-            yield number, failed_report(failure, is_refused=True)
+            yield number, _refused(failure)
         else:
             for step in task.steps():
                 yield number, step
@@ -508,7 +574,7 @@ def run_group(version: str, host: str, probes: dict[str, str | None], pickled: b
 @cache
 def _has_probe(spec_name: str, root: str, probe: str) -> bool:
     store = DatasetStore(DatasetSpec.from_config({"name": spec_name, "shards": root, "root": root}, where="")).store
-    for pause in (0.0, 1.0, 2.0):  # a network file system may show a new file late
+    for pause in (0.0, STORAGE.waits()[0]):  # a network file system may show a new file late
         time.sleep(pause)
         if store.exists(probe):
             return True
@@ -543,3 +609,23 @@ def _shard_fault(task: Task, host: str) -> str | None:
                 f"modification are its fingerprint; {advice}, or run `mm-assets register` if it changed"
             )
     return None
+
+
+def _disconnect(ray: Any) -> None:
+    """Ends the connection to the cluster. While the head does not answer, Ray waits for it without a limit."""
+    thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
+    thread.start()
+    thread.join(_DISCONNECT_SECONDS)
+    if thread.is_alive():
+        _log.warning("the head of the Ray cluster does not answer: the connection is left open")
+        # The interpreter would wait for Ray too, and crash without its handler.
+        atexit.unregister(ray.shutdown)
+        atexit.register(end_process, 1)
+
+
+def end_process(code: int) -> None:
+    """Ends this process without its exit handlers if Ray would not let it end; else does nothing."""
+    if any(thread.name == "ray-shutdown" for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

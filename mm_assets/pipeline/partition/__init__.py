@@ -1,1 +1,1 @@
-"""One partition, from its shards to its marker."""
+"""One partition, from its shards to its record."""

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from mm_assets.checks.relations import Measured
-from mm_assets.errors import SchemaMismatchError, SourceError
+from mm_assets.errors import SourceError
 from mm_assets.packing.plan import PackPlan
-from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, Stage, recorded_stages
+from mm_assets.pipeline.chain import CHAIN, PUBLISHED, RAW_SHARDS, Stage, recorded_stages
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.records import Partition, StageRecord
+from mm_assets.pipeline.state.folder import MAX_UNNAMED_SECONDS, DatasetStore, seconds_passed
+from mm_assets.pipeline.state.records import Attempt, Earlier, Partition, StageRecord
+from mm_assets.pipeline.state.registration import content_digest
+from mm_assets.pipeline.state.staleness import Stale, reusable
 from mm_assets.rows.base import RowSource, row_sources
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.rows.source_ref import is_allowed_reference
 from mm_assets.sources.base import Source, open_container
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.store import PublishedFile
 from mm_assets.storage.urls import is_local, redirects_only_to
 
 __all__ = ["PartitionWork"]
@@ -80,17 +82,15 @@ class PartitionWork:
         dataset: the dataset's folder.
         partition: as registered.
         schema: the dataset's.
-        markers: names of the partition's markers, as `DatasetStore.marker_names` gives them; None lists them.
+        earlier: what earlier runs of it left; None lists that.
         scratch: a folder for copies of remote shards; without one these are read by ranges.
 
     Attributes:
         spec: the declaration.
         key: the partition key.
         plan: what the schema packs.
-        marker_name: name of the marker that its present shards, settings and schema give.
+        recipe: what determines its files, as `Partition.recipe`.
         measured: what the checks of several stages share.
-        record_file: the file of `records`, once these were read or written; None where there is none.
-        has_replaced: whether a table has replaced another.
 
     Raises:
         SchemaMismatchError: the schema's pack plan is not one.
@@ -102,7 +102,7 @@ class PartitionWork:
         partition: Partition,
         schema: DatasetSchema,
         *,
-        markers: Sequence[str] | None = None,
+        earlier: Earlier | None = None,
         scratch: Path | None = None,
     ) -> None:
         self.dataset = dataset
@@ -111,9 +111,8 @@ class PartitionWork:
         self.partition = partition
         self.key = partition.key
         self.schema = schema
-        fingerprint = partition.fingerprint(PUBLISHED.digest(dataset.spec, schema))
-        self.marker_name = dataset.marker_name(partition.key, fingerprint)
-        self._markers = markers
+        self.recipe = partition.recipe(PUBLISHED.digest(dataset.spec, schema))
+        self._earlier = earlier
         where = dataset.store.url_of("schema.json")
         self.plan = PackPlan.from_json(schema.pack, where=where, declared=self.spec.pack)
         self.measured = Measured()
@@ -122,10 +121,8 @@ class PartitionWork:
         self._files: dict[str, SourceFile] = {}
         self._sources: Sequence[RowSource] | None = None
         self._verified: dict[str, tuple[int, ...] | None] = {}
-        self._has_failure = True  # possibly, of an earlier run
-        self._records: Mapping[Stage, StageRecord] | None = None
-        self.record_file: PublishedFile | None = None
-        self.has_replaced = False
+        self._start: tuple[Stale, dict[Stage, StageRecord]] | None = None
+        self._unnamed_since = seconds_passed()
 
     @classmethod
     def registered(cls, dataset: DatasetStore, key: str) -> PartitionWork:
@@ -160,62 +157,92 @@ class PartitionWork:
         return list(self._files.values())
 
     @property
-    def records(self) -> Mapping[Stage, StageRecord]:
-        """The records of the stages that have run, in the order of the chain; read once.
+    def earlier(self) -> Earlier:
+        """What earlier runs of it left; `SourceError` if the storage does not answer."""
+        if self._earlier is None:
+            self._earlier = self.dataset.earlier(self.key)
+        return self._earlier
+
+    @property
+    def stale(self) -> Stale:
+        """Where its run starts and why; errors as `earlier`."""
+        return self._reused[0]
+
+    @property
+    def stages(self) -> dict[Stage, StageRecord]:
+        """The records of the stages that were reused or have run, in the order of the chain; errors as `earlier`."""
+        return self._reused[1]
+
+    @property
+    def _reused(self) -> tuple[Stale, dict[Stage, StageRecord]]:
+        if self._start is None:
+            size = self.dataset.store.size
+            stale, stages = reusable(
+                self.dataset, self.partition, self.schema, self.earlier, size=size, digests=cache(self._digests)
+            )
+            self._start = stale, dict(stages)
+        return self._start
+
+    def _digests(self) -> dict[str, str]:
+        """Returns the digest of each shard; nothing if one cannot be read, or only by ranges, which takes long."""
+        with suppress(SourceError):  # the stage that reads it raises it again
+            files = self.shards(indexed=False)
+            if all(file.is_local for file in files):
+                return {file.url: content_digest(file) for file in files}
+        return {}
+
+    def use_recorded(self) -> None:
+        """Takes the stages as they are recorded, whatever their files are now: they are to be checked again.
 
         Raises:
-            SourceError: the file of records cannot be read.
-            SchemaMismatchError: it is damaged, or of another version.
+            SourceError: the storage does not answer.
+            SchemaMismatchError: the record is damaged.
         """
-        if self._records is None:
-            self._records, self.record_file = self.dataset.recorded(self.key)
-        return self._records
+        record = self.dataset.record(self.key, self.recipe)
+        attempt = self.dataset.attempt(self.key) if record is None else None
+        stages = {} if attempt is None else attempt.stages
+        self._start = self.stale, dict(stages if record is None else record.stages)
+
+    def restart(self, first: Stage) -> None:
+        """Leaves out the stages that are not before `first`: they run again."""
+        before = CHAIN[: CHAIN.index(first)]
+        self._start = self.stale, {stage: record for stage, record in self.stages.items() if stage in before}
 
     def record(self, stage: Stage) -> StageRecord:
-        """The record of a stage; `SourceError` if it has not run."""
-        if stage not in self.records:
-            detail = f"{stage.name} of partition {self.key!r} has not been made: materialize it first"
-            raise SourceError(self.dataset.store.url_of(self.dataset.records_name(self.key)), detail)
-        return self.records[stage]
+        """The record of a stage; `SourceError` if it has not run with the present shards and settings."""
+        if stage not in self.stages:
+            detail = f"{stage.name} of partition {self.key!r} has not been made ({self.stale.reason}): run it first"
+            raise SourceError(self.dataset.store.url_of(self.dataset.attempt_name(self.key)), detail)
+        return self.stages[stage]
 
-    def write_record(self, stage: Stage, record: StageRecord) -> None:
-        """Stores what a stage did; its last act. The first stage of the chain replaces a damaged file of records."""
-        try:
-            records = {**self.records, stage: record}
-        except SchemaMismatchError:
-            if stage.upstream:
-                raise
-            records = {stage: record}
-        else:
-            if self.records.get(stage, record).to_json() != record.to_json():
-                self.withdraw_markers()
-        self._records = {stage: records[stage] for stage in recorded_stages(self.spec) if stage in records}
-        self.record_file = self.dataset.write_records(self.key, self._records)
+    def add_record(self, stage: Stage, record: StageRecord) -> None:
+        """Takes the record of a stage that has run; its last act."""
+        stages = {**self.stages, stage: record}
+        ordered = {one: stages[one] for one in recorded_stages(self.spec) if one in stages}
+        self._start = self.stale, ordered
+        if self.dataset.store.durable is self.dataset.store:
+            self.write_attempt()
 
-    def replace_table(self, stage: Stage, name: str, sha256: str) -> None:
-        """Prepares for a table to be replaced by one with this digest.
+    def keep_files(self) -> None:
+        """Prepares for the files of its stages to be named: makes those young that were written long ago.
 
-        Where the stage recorded another, its record is removed before: a run that ends here leaves no record of a table
-        that is gone.
+        `clean` deletes files that nothing names when they are a day old. A run that takes longer, or whose host was
+        suspended, would name files that may be deleted at that moment.
+
+        Raises:
+            SourceError: one was deleted already.
         """
-        try:
-            recorded = self.records.get(stage)
-        except SchemaMismatchError:  # without readable records the partition starts again
-            recorded = None
-        if recorded is not None and (name not in recorded.files or recorded.files[name].sha256 != sha256):
-            self.withdraw_markers()
-            self._records = {other: record for other, record in self.records.items() if other is not stage}
-            self.record_file = self.dataset.write_records(self.key, self._records)
-            self.has_replaced = True
+        now = seconds_passed()
+        if now - self._unnamed_since > MAX_UNNAMED_SECONDS:
+            files = (file.path for record in self.stages.values() for file in record.files.values())
+            self.dataset.store.refresh(files)
+        self._unnamed_since = now
 
-    def withdraw_markers(self) -> None:
-        """Makes the partition pending until it is published again, also if the settings of its markers are restored."""
-        with self.dataset.markers_held(self.key):
-            self._markers = self.dataset.withdraw_markers(self.marker_names())
-
-    def marker_names(self) -> Sequence[str]:
-        """Names of its markers, of other settings and withdrawn ones too, as they were listed at first."""
-        return self.dataset.marker_names().get(self.key, ()) if self._markers is None else self._markers
+    def write_attempt(self) -> None:
+        """Stores what has been done, for the next run; `SourceError` if it cannot be written."""
+        self.keep_files()
+        self.dataset.write_attempt(Attempt(partition=self.key, stages=self.stages))
+        self._earlier = replace(self.earlier, has_attempt=True)
 
     def verified(self, path: str) -> None:
         """Notes that a file of the dataset has just been written or read with the digest that its record has."""
@@ -225,12 +252,6 @@ class PartitionWork:
         """Whether a local file is as it was when its digest was verified."""
         state = self._verified.get(path)
         return state is not None and state == self.dataset.store.state(path)
-
-    def clear_failure(self) -> None:
-        """Removes what is stored of an earlier run's failure, when the first stage of this one has ended."""
-        if self._has_failure:
-            self.dataset.clear_failure(self.key)
-            self._has_failure = False
 
     @property
     def row_sources(self) -> Sequence[RowSource]:

@@ -1,117 +1,76 @@
-"""Publication of a partition: its marker, the last of its files.
+"""Publication of a partition: its record, which names all of its files.
 
-A marker is written only when the record of every stage is there, all were made from one another with the current
-configuration, and every check passed. It never names a missing file.
+A record is created when every stage has a record, all were made from one another with the current configuration, and
+every check passed. It never names a missing file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from mm_assets.errors import ChangedError, SourceError
-from mm_assets.pipeline.chain import (
-    FILTERED_ROWS,
-    MATERIALIZED_ROWS,
-    RAW_SHARDS,
-    Stage,
-    recorded_stages,
-)
+from mm_assets.errors import ChangedError, SchemaMismatchError, SourceError
+from mm_assets.pipeline.chain import FILTERED_ROWS, RAW_SHARDS, recorded_stages
 from mm_assets.pipeline.partition.inputs import PartitionWork
-from mm_assets.pipeline.state.added_streams import with_added_streams
 from mm_assets.pipeline.state.losses import published_losses
-from mm_assets.pipeline.state.records import MARKER_VERSION, StageRecord, canonical_json
+from mm_assets.pipeline.state.records import Record
 from mm_assets.pipeline.state.staleness import stage_fault
-from mm_assets.storage.store import Snapshot
 
 __all__ = ["publish"]
 
 
-def _chain_faults(work: PartitionWork, records: Mapping[Stage, StageRecord]) -> list[str]:
-    """The reasons why the records of a partition do not belong together: empty when they do."""
-    size = work.dataset.store.size
-    faults = (
-        stage_fault(stage, work.partition, records, stage.made_with(work.spec, work.schema), size=size)
-        for stage in records
-    )
-    return [fault.said for fault in faults if fault]
-
-
-def publish(work: PartitionWork) -> Mapping[str, Any]:
-    """Writes a partition's marker and returns it.
+def publish(work: PartitionWork) -> Record:
+    """Creates the record of a partition, and returns it; if another writer was first, returns that writer's.
 
     Raises:
-        SourceError: a stage has not run, a check failed, the partition's files do not belong together, or a table that
-            lists losses could not be read.
-        ChangedError: another process published the partition meanwhile, with other files.
+        SourceError: a stage has not run, a check failed, the partition's files do not belong together, a table that
+            lists losses cannot be read, or this host was suspended so long that `clean` deleted a file.
+        ChangedError: another process deleted the record at this moment.
     """
-    dataset, key = work.dataset, work.key
-    # Before the records: what another process publishes after this line is noticed.
-    before = dataset.store.snapshot(work.marker_name)
-    records = {stage: work.record(stage) for stage in recorded_stages(work.spec)}
-    assert work.record_file is not None  # the records were read from it
-    faults = _chain_faults(work, records)
-    if faults:
-        where = dataset.store.url_of(work.marker_name)
+    dataset, store = work.dataset, work.dataset.store
+    record = _record(work)
+    files = [file for made in record.stages.values() for file in made.files.values()]
+    work.keep_files()
+    store.sync(file.path for file in files)
+    name = dataset.record_name(record.partition, record.recipe)
+    if dataset.create_record(record):
+        try:
+            work.keep_files()  # again: the host may have been suspended right before it created the record
+        except SourceError:
+            store.delete(name)
+            raise
+    else:
+        try:
+            first = dataset.record(record.partition, record.recipe)
+            if first is not None:
+                store.refresh([name])  # it is published again now: `clean` leaves files of the partition for a day
+        except SchemaMismatchError:  # damaged: it publishes nothing
+            store.delete(name)
+            first = record if dataset.create_record(record) else None
+        if first is None:
+            raise ChangedError(store.url_of(name), "another process deleted it at this moment: run the partition again")
+        record = first
+    if work.earlier.has_attempt:
+        dataset.delete_attempt(work.key)
+    return record
+
+
+def _record(work: PartitionWork) -> Record:
+    dataset, key, size = work.dataset, work.key, work.dataset.store.size
+    stages = {stage: work.record(stage) for stage in recorded_stages(work.spec)}
+    stale = (
+        stage_fault(stage, work.partition, stages, stage.made_with(work.spec, work.schema), size=size)
+        for stage in stages
+    )
+    if faults := [fault.message for fault in stale if fault is not None]:
+        where = dataset.store.url_of(dataset.record_name(key, work.recipe))
         raise SourceError(where, f"partition {key!r} is not fit to be published: {'; '.join(faults)}")
-    packed = next(record for stage, record in records.items() if stage.packed_format is not None)
-    marker: Mapping[str, Any] = {
-        "version": MARKER_VERSION,
-        "dataset": dataset.spec.name,
-        "partition": key,
-        "shards": dict(records[RAW_SHARDS].inputs),
-        "num_samples": packed.counts["samples"],
-        "counts": {
-            "members": records[RAW_SHARDS].counts["members"],
-            "rows": records[MATERIALIZED_ROWS].counts["rows"],
-        },
-        "decodable": {
-            "mode": dataset.spec.decodable,
-            "on_undecodable": dataset.spec.on_undecodable,
-            **{name: records[FILTERED_ROWS].counts[name] for name in ("judged", "undecodable")},
-        },
-        "losses": published_losses(dataset, key, records),
-        "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
-        "record": work.record_file.to_json(),
-    }
-    dataset.store.sync([work.record_file.path, *(file.path for r in records.values() for file in r.files.values())])
-    with dataset.markers_held(key) as is_held:
-        marker = _replace_markers(work, before, marker, is_held=is_held)
-    work.clear_failure()
-    return marker
-
-
-def _replace_markers(
-    work: PartitionWork, before: Snapshot, marker: Mapping[str, Any], *, is_held: bool
-) -> Mapping[str, Any]:
-    """Publishes a marker in place of all others of its partition, with their added streams, and returns it."""
-    dataset, store, name = work.dataset, work.dataset.store, work.marker_name
-    if before.content is not None and is_held and not store.exists(name):
-        before = store.snapshot(name)  # a manifest withdrew it meanwhile: this one is of files that are there
-    others = _other_markers(work, before)
-    marker = with_added_streams(dataset, {**others, name: before.content}, marker)
-    store.replace(before, canonical_json(marker, indent=1))
-    if before.content is not None and not store.exists(name):  # withdrawn since, without the lock
-        detail = f"a manifest withdrew the marker of partition {work.key!r} meanwhile: run it again"
-        raise ChangedError(store.url_of(name), detail)
-    # After the new one: there is a marker at any time. Without a lock, a manifest that has just copied this
-    # one to its withdrawn name may still remove it: that copy is then the only one with the added streams.
-    for other in others.keys() - (set() if is_held else {dataset.withdrawn_name(name)}):
-        store.delete(other)
-    return marker
-
-
-def _other_markers(work: PartitionWork, published: Snapshot) -> dict[str, bytes]:
-    """The markers of a partition that publication replaces by one of another name."""
-    dataset, found = work.dataset, {}
-    # Those that were listed, and one that another run of the partition has published since.
-    for listed in dict.fromkeys([*work.marker_names(), work.marker_name]):
-        # A manifest may have withdrawn it meanwhile.
-        for name in dict.fromkeys((listed, dataset.withdrawn_name(listed))):
-            is_published = name == work.marker_name
-            content = published.content if is_published else dataset.store.found_bytes(name)
-            if content is not None:
-                if not is_published:
-                    found[name] = content
-                break
-    return found
+    packed = next(record for stage, record in stages.items() if stage.packed_format is not None)
+    judged = {name: stages[FILTERED_ROWS].counts[name] for name in ("judged", "undecodable")}
+    return Record(
+        dataset=dataset.spec.name,
+        partition=key,
+        recipe=work.recipe,
+        shards=dict(stages[RAW_SHARDS].inputs),
+        stages=stages,
+        num_samples=packed.counts["samples"],
+        decodable={"mode": dataset.spec.decodable, "on_undecodable": dataset.spec.on_undecodable, **judged},
+        losses=published_losses(dataset, key, stages),
+    )

@@ -22,6 +22,7 @@ from mm_assets.checks.alignment import misaligned
 from mm_assets.checks.context import CheckContext, Filtering, LossLimit, Outcome, TableFile
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
+from mm_assets.dataset.manifest import file_path
 from mm_assets.errors import SourceError, best_effort_notes, temporary_disk_named
 from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.base import Annotator, Filter
@@ -180,7 +181,7 @@ class Run:
     def _with_media(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Of these stages the first has the references of all.
         made_by = next(s for s in CHAIN if any(table.has_references(self.spec) for table in s.tables))
-        table = self.dataset.store.url_of(self.dataset.table(made_by.tables[0].name, self.key))
+        table = self.dataset.store.url_of(self._path(made_by, made_by.tables[0]))
         again = f"mm-assets run --dataset {self.spec.name} --partition {self.key} --from {made_by.name}"
         fetch = partial(self.materialized, fail_on_error=False)
         return with_media(batches, fetch, table=table, advice=f"run `{again}`")
@@ -241,7 +242,7 @@ class Run:
     def write(self, table: Table | None = None) -> Iterator[ParquetSink]:
         """Writes one table of this stage, the main one by default; it is published when the block succeeds."""
         table = table or self.stage.tables[0]
-        with self.dataset.store.draft(self.dataset.table(table.name, self.key), durable=False) as draft:
+        with self.dataset.store.draft(f"{table.name}/{self.key}.parquet", durable=False) as draft:
             with (
                 draft.hashed() as file,
                 (ReferenceSink if table.has_references(self.spec) else ParquetSink)(
@@ -253,9 +254,14 @@ class Run:
                 ) as sink,
             ):
                 yield sink
-            self.work.replace_table(self.stage, table.name, draft.digest())
+            draft.name = file_path(table.name, self.key, draft.digest())
         self.published[table.name] = draft.result()
         self.work.verified(draft.name)
+
+    def _path(self, stage: Stage, table: Table) -> str:
+        """Path of a table of this stage, or of one before it, below the dataset's folder."""
+        files = self.published if stage is self.stage and self.published else self.work.record(stage).files
+        return files[table.name].path
 
     def check_context(self, packed: Mapping[str, str]) -> CheckContext:
         """What the stage's checks judge.
@@ -263,15 +269,13 @@ class Run:
         Args:
             packed: format to the packed file made from the present rows.
         """
-        tables = [table for stage in self.stage.lineage for table in stage.tables]
+        tables = {table: self._path(stage, table) for stage in self.stage.lineage for table in stage.tables}
         return CheckContext(
             asset=self.stage.name,
             store=self.dataset.store,
             tables={
-                table.name: TableFile(
-                    path=self.dataset.table(table.name, self.key), schema=table.columns(self.spec, self.schema)
-                )
-                for table in tables
+                table.name: TableFile(path=path, schema=table.columns(self.spec, self.schema))
+                for table, path in tables.items()
             },
             with_media={table.name: self._with_media for table in tables if table.has_references(self.spec)},
             own_tables=tuple(table.name for table in self.stage.tables),
@@ -326,14 +330,14 @@ class Run:
         """
         record = self.work.record(self.stage)
         if changed := self.stage.changed(record.made_with, self.stage.made_with(self.spec, self.schema)):
-            where = self.dataset.store.url_of(self.dataset.records_name(self.key))
+            where = self.dataset.store.url_of(self.dataset.record_name(self.key, self.work.recipe))
             again = f"mm-assets run --dataset {self.spec.name} --partition {self.key}"
             raise SourceError(where, f"{self.stage.name} is of other settings ({changed}): run `{again}`")
         self.inputs, self.published = dict(record.inputs), dict(record.files)
         own = set(self._own_notes())
         notes = [note for note in record.notes if note not in own]
         return self.finish(
-            counts=record.counts, notes=notes, kept=record.kept, limits=record.limits, packed=packed, recorded=record
+            counts=record.counts, notes=notes, kept=record.kept, limits=record.limits, packed=packed, is_again=True
         )
 
     def finish(
@@ -348,7 +352,7 @@ class Run:
         seconds: float | None = None,
         streams: Sequence[PackedStream] = (),
         charts: Sequence[Chart] = (),
-        recorded: StageRecord | None = None,
+        is_again: bool = False,
     ) -> StageResult:
         """Runs the stage's checks, stores its record and sums up.
 
@@ -362,8 +366,7 @@ class Run:
             seconds: wall clock of the work; by default that since the stage began.
             streams: the modalities of a packed file.
             charts: in addition to those of the preview.
-            recorded: the record of the same files, which stays as it is if all that is new are checks that passed: a
-                partition that an earlier release published stays published.
+            is_again: whether the checks run again on files that have a record, which stays as it is if they pass.
         """
         seconds = self.seconds() if seconds is None else seconds
         began = time.perf_counter()
@@ -380,12 +383,11 @@ class Run:
             kept=tuple(kept),
             limits=limits or {},
         )
-        if recorded is None or not _adds_passed_checks(recorded, record):
-            self.work.write_record(self.stage, record)
-        self.work.clear_failure()
-        if any(outcome.stops for outcome in outcomes):
-            # A file that is damaged after its publication must not be listed again.
-            self.work.withdraw_markers()
+        stops = any(outcome.stops for outcome in outcomes)
+        if not is_again or stops:
+            self.work.add_record(self.stage, record)
+        if is_again and stops:  # damaged after its publication: the next manifest must not list it
+            self.dataset.store.delete(self.dataset.record_name(self.key, self.work.recipe))
         return StageResult(
             record=record,
             seconds=seconds,
@@ -395,12 +397,3 @@ class Run:
             urls={name: self.dataset.store.url_of(file.path) for name, file in self.published.items()},
             streams=streams,
         )
-
-
-def _adds_passed_checks(before: StageRecord, after: StageRecord) -> bool:
-    """Whether two records differ at most in checks that the first does not have and that passed."""
-    names = {outcome.name for outcome in before.outcomes}
-    old, new = before.to_json(), after.to_json()
-    old["outcomes"] = [outcome.to_json() for outcome in before.outcomes]
-    new["outcomes"] = [outcome.to_json() for outcome in after.outcomes if outcome.name in names or not outcome.passed]
-    return bool(old == new)

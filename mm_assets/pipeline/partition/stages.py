@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.checks.packed import ExpectedRows, PackedFiles
-from mm_assets.dataset.manifest import packed_name
+from mm_assets.dataset.manifest import file_path
 from mm_assets.errors import SchemaMismatchError, ShardError, best_effort_notes
 from mm_assets.packing.judge import Judge
 from mm_assets.packing.pack import PackSummary, pack_rows
@@ -48,7 +48,6 @@ from mm_assets.rows.user_columns import is_rare
 from mm_assets.sources.base import index_members, missing_end
 from mm_assets.sources.member import ShardDamage
 from mm_assets.storage.store import Draft, PublishedFile
-from mm_assets.storage.urls import is_local
 from mm_assets.summaries import counted
 
 __all__ = [
@@ -167,7 +166,7 @@ def _materialize(run: Run, batches: Iterable[pa.RecordBatch]) -> MaterializeStre
 
 def _finish_materialized(run: Run, stream: MaterializeStream | None) -> StageResult:
     if stream is not None:  # what has just been read is in the page cache
-        run.inputs.update((file.url, content_digest(file)) for file in run.files if is_local(file.url))
+        run.inputs.update((file.url, content_digest(file)) for file in run.files if file.is_local)
     counts = {"rows": run.preview.num_rows, "content_bytes": run.preview.content_bytes}
     return run.finish(counts=counts if stream is None else {**counts, **stream.counts})
 
@@ -287,8 +286,6 @@ TABLE_STAGES: Mapping[Stage, Callable[[PartitionWork], StageResult]] = {
 def packed(work: PartitionWork, *, formats: Sequence[str] = ()) -> dict[str, StageResult]:
     """Packs the filtered rows, one pass for all `formats`, by default the dataset's.
 
-    Names of files carry eight digits of their digest.
-
     Raises:
         EncodeError: a value does not fit its field.
     """
@@ -324,7 +321,7 @@ def packed(work: PartitionWork, *, formats: Sequence[str] = ()) -> dict[str, Sta
             with ThreadPoolExecutor(len(drafts)) as pool:
                 digests = pool.map(Draft.digest, drafts.values())
                 for (form, draft), digest in zip(drafts.items(), digests, strict=True):
-                    draft.name = f"{PACKED_FOLDER}/{packed_name(key, sha256=digest, form=form)}"
+                    draft.name = file_path(form, key, digest)
             streams = {form: packed_streams(draft.path, run.plan) for form, draft in drafts.items()}
         files = {form: draft.result() for form, draft in drafts.items()}
         seconds = run.seconds()  # of the one pass that made all of them
@@ -351,6 +348,7 @@ def recheck(work: PartitionWork, stage: Stage) -> StageResult:
     Raises:
         SourceError: the stage has not run, or with other settings.
     """
+    work.use_recorded()
     with Run(work, stage) as run:
         record = work.record(stage)
         packed = _packed_names(work, record.files, record.inputs) if stage.packed_format is not None else None
@@ -466,7 +464,7 @@ def _packed_names(work: PartitionWork, files: Mapping[str, PublishedFile], input
     for form, stage in packed_stages(work.spec).items():
         if form in names:
             continue
-        record = work.records.get(stage)
+        record = work.stages.get(stage)
         if record is not None and dict(record.inputs) == dict(inputs):
             names[form] = record.files[form].path
     return names

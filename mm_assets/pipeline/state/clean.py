@@ -1,138 +1,261 @@
-"""Cleaning up: removes the files of a dataset's folder that nothing needs."""
+"""Cleaning up: deletes what nothing names, in two phases that are a day apart.
+
+A record is dead if no kept manifest names it and its recipe is not the current one of a registered partition. Phase one
+deletes dead records and attempts and notes when. A file is dead if no live record, kept manifest or attempt names it.
+Phase two deletes dead files that are a day old, unless a record or attempt of their partition was written or deleted
+within that day: a process that read what named the files just before it was deleted or replaced still has the day to
+publish a record that names them again. If the note is lost, the day starts again for all partitions, as it starts with
+the first clean. Times are those of the storage, so that no clocks are compared.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Iterable
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from mm_assets.dataset.manifest import PACKED_NAME
-from mm_assets.errors import SchemaMismatchError
-from mm_assets.pipeline.chain import (
-    PACKED_FOLDER,
-    PUBLISHED,
-    TABLES,
-)
-from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
-from mm_assets.pipeline.state.leases import Leases
-from mm_assets.pipeline.state.staleness import Present
-from mm_assets.pipeline.state.version_facts import surplus_facts
-from mm_assets.storage.store import Store
+from mm_assets.dataset.manifest import FILE_DIGITS, ManifestPartition, file_path, manifest_partitions
+from mm_assets.errors import ChangedError, FormatError, SchemaMismatchError
+from mm_assets.pipeline.chain import PACKED_FOLDER, TABLES
+from mm_assets.pipeline.state.added_streams import STREAMS
+from mm_assets.pipeline.state.claims import CLAIMS
+from mm_assets.pipeline.state.folder import ATTEMPTS, RECORDS, DatasetStore
+from mm_assets.pipeline.state.records import canonical_json
+from mm_assets.pipeline.state.staleness import DatasetState
+from mm_assets.storage.store import ListedFile, Snapshot
 
-__all__ = ["CleanReport", "clean"]
+__all__ = ["MIN_AGE_SECONDS", "NOTE", "UPLOAD_SECONDS", "CleanReport", "clean"]
 
-_PACKED_PATH = re.compile(f"{PACKED_FOLDER}/{PACKED_NAME.pattern}")
+MIN_AGE_SECONDS = 86_400.0  # of what is deleted
+UPLOAD_SECONDS = 7 * 86_400.0  # after which an unfinished upload is aborted
+NOTE = "clean.json"  # is written by each clean
+_FOLDERS = (*TABLES, PACKED_FOLDER, STREAMS)  # of files that are named by their content
+_FILE = re.compile(rf"[a-z_]+/(?P<key>.+)\.[0-9a-f]{{{FILE_DIGITS}}}\.[a-z]+")
+_READS = 16  # attempts at a time: each waits for the storage most of its time
+
+_Loss: TypeAlias = tuple[float | None, list[str] | None]
+"""When partitions lost a record, attempt or manifest, None for the time of the note, and their keys, None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanReport:
-    """The files that cleaning removed, and their bytes."""
+    """What cleaning deleted.
+
+    Attributes:
+        files: their names, below the dataset's folder.
+        num_bytes: their bytes together.
+        num_waiting: dead records and files that are too young to be deleted.
+    """
 
     files: tuple[str, ...]
     num_bytes: int
+    num_waiting: int
 
 
 def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = False) -> CleanReport:
-    """Removes packed files and manifests that are not needed, and tables and markers of partitions that are gone.
-
-    A packed file is needed by a remaining manifest, the marker of a registered partition, or the partition's records;
-    those of a partition at work remain.
+    """Deletes what nothing needs: records and files of other settings, of partitions that are gone, of killed runs.
 
     Args:
         dataset: the dataset's folder.
-        keep: manifests that remain, the newest among them; None takes the declaration's.
+        keep: manifests that remain, the newest first; None takes the declaration's.
         dry_run: report only.
 
     Raises:
-        SourceError: the storage could not be read, or a marker of a partition with packed files that are not needed is
-            damaged.
+        SourceError: the storage cannot be read or written.
+        ChangedError: another process cleans at the same time.
+        SchemaMismatchError: a manifest that is kept is damaged, so what it needs is unknown.
     """
-    store = dataset.store
-    keep = dataset.spec.keep_manifests if keep is None else max(keep, 1)
-    newest = store.read_bytes("manifest.json") if store.exists("manifest.json") else b""
-    current = f"manifests/{hashlib.sha256(newest).hexdigest()}.json"
-    manifests = sorted(store.sizes("manifests"), key=lambda name: (name != current, -_modified(store, name), name))
-    present = Present(dataset)
-    needed = {path for name in manifests[:keep] for path in _packed_of(store, name)}
-    for marker in present.published().values():
-        needed |= {path for path, _ in marker.served_files()}
-        if marker.added is not None:
-            needed.add(marker.added["file"]["path"])
-    sizes = {**store.sizes(PACKED_FOLDER), **store.sizes("manifests")}
-    registered = dataset.partitions()  # after the files, since others may have been registered meanwhile
-    surplus: dict[str, list[str]] = {}
-    for name in sizes.keys() - needed:
-        if packed := _PACKED_PATH.fullmatch(name):
-            surplus.setdefault(packed[1], []).append(name)
-    doomed = [name for key in sorted(surplus.keys() - registered.keys()) for name in sorted(surplus[key])]
-    leases = Leases(dataset, "clean")
-    for key in sorted(surplus.keys() & registered.keys()):
-        if leases.live(key) is not None:  # a run that names its packed files when all of them are there
-            continue
-        # No stream is added to it meanwhile, and no marker of it withdrawn.
-        with dataset.markers_held(key):
-            needed = _packed_by(dataset, key, present.names.get(key, ()))
-            unneeded = [name for name in sorted(surplus[key]) if name not in needed]
-            for name in unneeded if not dry_run else ():
-                store.delete(name)
-        doomed += unneeded
-    doomed += manifests[keep:]
-    facts = surplus_facts(dataset, manifests[:keep])
-    doomed += facts
-    sizes |= facts
-    markers = store.sizes(PUBLISHED.name)
-    for name in (name for key, names in present.names.items() if key not in registered for name in names):
-        doomed.append(name)
-        sizes[name] = markers[name]
-    for folder in (*TABLES, RECORDS):
-        listed = store.sizes(folder)
-        registered = dataset.partitions()
-        for name, size in listed.items():
-            if name.rsplit("/", 1)[-1].rsplit(".", 1)[0] not in registered:
-                doomed.append(name)
-                sizes[name] = size
-    if not dry_run:
-        for name in doomed:
-            store.delete(name)
-    return CleanReport(
-        files=tuple(doomed),
-        num_bytes=sum(sizes[name] for name in doomed),
-    )
+    return _Cleaner(dataset, dataset.spec.keep_manifests if keep is None else max(keep, 1), dry_run=dry_run).run()
 
 
-def _packed_by(dataset: DatasetStore, key: str, listed: Iterable[str]) -> set[str]:
-    """The packed files that the records and markers of a partition name, also those whose run is not at its end.
+class _Cleaner:
+    def __init__(self, dataset: DatasetStore, keep: int, *, dry_run: bool) -> None:
+        self._dataset = dataset
+        self._store = dataset.store
+        self._keep = keep
+        self._dry_run = dry_run
+        self._deleted: dict[str, int] = {}
+        self._num_waiting = 0
+        self._now = 0.0
+        self._note = Snapshot(name=NOTE, content=None)
 
-    Raises:
-        SourceError: they cannot be read.
-        SchemaMismatchError: they are damaged: which files are needed is not known.
-    """
-    records, store = dataset.records(key), dataset.store
-    needed = {file.path for stage, made in records.items() if stage.packed_format for file in made.files.values()}
-    for name in listed:
-        snapshots = map(store.snapshot, (name, dataset.withdrawn_name(name)))
-        marker = next(filter(None, map(dataset.marker_in, snapshots)), None)
-        if marker is None:  # another process has replaced it since
-            return _packed_by(dataset, key, dataset.marker_names().get(key, ()))
-        needed |= {file["path"] for file in marker["files"].values()}
-        if marker.get("added"):
-            needed.add(marker["added"]["file"]["path"])
-    return needed
+    def run(self) -> CleanReport:
+        # First the time, so that what is written from here on is young, however long this takes. Then in this order: a
+        # writer creates its record before it deletes its attempt, and what withdraws a record writes an attempt before.
+        before = self._read_note()
+        self._now = self._write_note(before, ())
+        attempts = self._store.listing(ATTEMPTS)
+        live = self._named_by_attempts(attempts)
+        records = self._store.listing(RECORDS)
+        written = {**records, **attempts, **self._store.listing(ATTEMPTS)}
+        active = {_key_of(name) for name, file in written.items() if not self._is_old(file)}
+        state = DatasetState(self._dataset)
+        kept, dropped = self._manifests()
+        live_records = {self._dataset.record_name(key, recipe) for key, recipe in state.recipes.items()}
+        known: set[str] = set()
+        for name in kept:
+            for key, entry in self._entries(name).items():
+                known.add(self._dataset.record_name(key, entry.recipe))
+                live.update(_paths(key, entry))
+        live_records |= known
+        # A young record may be that of a process with other settings, which is about to list it in a manifest.
+        dead = {name: file for name, file in records.items() if name not in live_records and self._is_old(file)}
+        young, waiting = records.keys() - live_records - dead.keys(), set[str]()
+        self._num_waiting += len(young)
+        unreadable = self._add_files_of(live, records.keys() - known - dead.keys() - young)
+        unreadable |= self._add_files_of(waiting, young)
+
+        # Phase one.
+        dead |= {
+            name: file
+            for name, file in attempts.items()
+            if (key := _key_of(name)) not in active and (key not in state.partitions or state.is_published(key))
+        }
+        losing = {_key_of(name) for name in dead} | {key for name in dropped for key in self._keys_of(name)}
+        if losing:
+            self._write_note(before, losing)
+        self._delete({**dead, **dropped})
+
+        # Phase two. What another cleaner deleted before it was listed here is protected by its note alone.
+        if not self._dry_run and self._store.found_bytes(NOTE) != self._note.content:
+            raise ChangedError(self._store.url_of(NOTE), "another process cleans the dataset: run it again")
+        recent = [keys for at, keys in before if at is None or self._now - at < MIN_AGE_SECONDS]
+        protected = active.union(losing, unreadable, *(keys for keys in recent if keys is not None))
+        for folder in _FOLDERS:
+            self._clean_folder(folder, live, waiting, None if None in recent else protected)
+        for folder in (*_FOLDERS, RECORDS, ATTEMPTS, CLAIMS, "manifests", ""):
+            self._delete({name: file for name, file in self._store.leftovers(folder).items() if self._is_old(file)})
+        self._delete({name: file for name, file in self._store.listing(CLAIMS).items() if self._is_old(file)})
+        if not self._dry_run:
+            self._store.abort_uploads(UPLOAD_SECONDS)
+        return CleanReport(
+            files=tuple(self._deleted), num_bytes=sum(self._deleted.values()), num_waiting=self._num_waiting
+        )
+
+    def _clean_folder(self, folder: str, live: set[str], waiting: set[str], protected: set[str] | None) -> None:
+        """Deletes the old files that are not live, except those that wait for their records to become old.
+
+        Those of protected partitions remain too; None protects all partitions.
+        """
+        # Page by page: between a look at the age of a file and its end is one request. A writer that makes the same
+        # file again makes it young.
+        for page in self._store.pages(folder):
+            dead = {}
+            for name, file in page.items():
+                found = _FILE.fullmatch(name)
+                if found is None or name in live:  # others are not ours
+                    continue
+                if name in waiting or protected is None or found["key"] in protected or not self._is_old(file):
+                    self._num_waiting += 1
+                else:
+                    dead[name] = file
+            self._delete(dead)
+
+    def _is_old(self, file: ListedFile) -> bool:
+        return file.modified is not None and self._now - file.modified >= MIN_AGE_SECONDS
+
+    def _delete(self, files: Mapping[str, ListedFile]) -> None:
+        self._deleted |= {name: file.size for name, file in files.items()}
+        if files and not self._dry_run:
+            self._store.delete_all(list(files))
+
+    def _manifests(self) -> tuple[list[str], dict[str, ListedFile]]:
+        """Returns the manifests that remain, that of ``manifest.json`` first, and the others."""
+        newest = self._store.found_bytes("manifest.json")
+        current = "" if newest is None else f"manifests/{hashlib.sha256(newest).hexdigest()}.json"
+        listed = self._store.listing("manifests")
+        order = sorted(listed, key=lambda name: (name != current, -(listed[name].modified or 0.0), name))
+        published = listed[current].modified if current in listed else None
+
+        def may_be_next(file: ListedFile) -> bool:
+            """Whether another process may be about to publish a manifest."""
+            is_newer = published is None or file.modified is None or file.modified > published
+            return is_newer and not self._is_old(file)
+
+        kept = [name for n, name in enumerate(order) if n < self._keep or may_be_next(listed[name])]
+        dropped = {name: listed[name] for name in order if name not in kept}
+        # Its copy may have been deleted by hand.
+        return kept if newest is None or current in listed else ["manifest.json", *kept], dropped
+
+    def _entries(self, name: str) -> Mapping[str, ManifestPartition]:
+        where = self._store.url_of(name)
+        content = self._store.found_bytes(name)
+        if content is None:  # another process cleans at this moment, and has noted the partitions
+            return {}
+        try:
+            return manifest_partitions(json.loads(content), name=where)
+        except (FormatError, ValueError, RecursionError) as error:
+            raise SchemaMismatchError(f"{where}: is not a manifest, so what it needs is unknown: {error}") from error
+
+    def _keys_of(self, name: str) -> Iterable[str]:
+        with suppress(SchemaMismatchError):  # nothing can read it either
+            return self._entries(name).keys()
+        return ()
+
+    def _named_by_attempts(self, listed: Iterable[str]) -> set[str]:
+        with ThreadPoolExecutor(_READS, thread_name_prefix="attempts") as pool:
+            attempts = pool.map(self._dataset.attempt, map(_key_of, listed))
+            stages = (record for attempt in attempts if attempt is not None for record in attempt.stages.values())
+            return {file.path for record in stages for file in record.files.values()}
+
+    def _add_files_of(self, live: set[str], names: Iterable[str]) -> set[str]:
+        """Adds the files that records name; returns the keys of records that cannot be read."""
+        pairs = [(key, recipe) for key, recipes in self._dataset.recipes(names).items() for recipe in recipes]
+        unreadable = set()
+        for key, record in self._dataset.read_records(pairs):
+            if record is None:
+                unreadable.add(key)
+            else:
+                live.update(file.path for file in (*record.packed.values(), *record.tables.values()))
+        return unreadable
+
+    def _read_note(self) -> list[_Loss]:
+        """Returns when which partitions lost a record, attempt or manifest, by the storage's clock.
+
+        If the note is missing or damaged, any partition may have lost one until now.
+        """
+        self._note = self._store.snapshot(NOTE)
+        modified = self._store.modified(NOTE) or time.time()  # after the content: a later time protects longer
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            noted = [(loss["at"], loss["keys"]) for loss in json.loads(self._note.content or b"")["losses"]]
+            if all(_is_loss(at, keys) for at, keys in noted):
+                return [(modified if at is None else at, keys) for at, keys in noted]
+        return [(None, None)]
+
+    def _write_note(self, before: Iterable[_Loss], losing: Iterable[str]) -> float:
+        """Notes that partitions lose a record, attempt or manifest now; returns the time by the storage's clock."""
+        if self._dry_run:
+            return time.time()
+        losses = [{"at": at, "keys": keys} for at, keys in before if at is None or self._now - at < MIN_AGE_SECONDS]
+        if now_losing := sorted(losing):
+            losses.append({"at": None, "keys": now_losing})  # the time of this file
+        # The token makes it another content each time: it is written also for the time that it has then.
+        self._store.replace(self._note, canonical_json({"losses": losses, "token": secrets.token_hex(8)}))
+        self._note = self._store.snapshot(NOTE)
+        return self._store.modified(NOTE) or time.time()
 
 
-def _modified(store: Store, name: str) -> float:
-    """When a file was written, in seconds since 1970; 0 where the file system does not say."""
-    info = store.fs.info(store.path_of(name))
-    when = info.get("mtime") or info.get("LastModified") or info.get("created") or 0
-    return when.timestamp() if hasattr(when, "timestamp") else float(when)
+def _is_loss(at: object, keys: object) -> bool:
+    """Whether the parts of a note, as they were read, have their types."""
+    is_time = at is None or (isinstance(at, int | float) and math.isfinite(at))
+    return is_time and (keys is None or (isinstance(keys, list) and all(isinstance(key, str) for key in keys)))
 
 
-def _packed_of(store: Store, name: str) -> list[str]:
-    try:
-        manifest = json.loads(store.read_bytes(name))
-        return [file["path"] for shard in manifest["shards"] for file in shard["files"].values()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # The files that it needs are not known, so none may be removed.
-        raise SchemaMismatchError(f"{store.url_of(name)}: not a manifest: {error!r}") from error
+def _key_of(name: str) -> str:
+    """Returns the partition of a record or an attempt."""
+    return next(iter(DatasetStore.recipes([name])), name.partition("/")[2].removesuffix(".json"))
+
+
+def _paths(key: str, entry: ManifestPartition) -> Iterable[str]:
+    for kind, (_, sha256) in (*entry.packed.items(), *entry.tables.items()):
+        yield file_path(kind, key, sha256)
+    for _, sha256 in entry.streams.values():
+        yield file_path("stream", key, sha256)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,27 +20,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mm_assets.dataset.manifest import FILE_DIGITS, file_path
 from mm_assets.errors import SourceError, first_line, temporary_disk_named
 from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.rows.parquet import open_table, read_batches
 from mm_assets.rows.schema import FILE_COLUMN
-from mm_assets.rows.sql import parquet_relation, sql_text
+from mm_assets.rows.sql import parquet_relation, partition_of, sql_text
 from mm_assets.summaries import counted
 
 __all__ = ["duplicate_ids", "duplicates_said"]
 
+_TABLE = FILTERED_ROWS.tables[0].name
 _MEMORY = "256MiB"  # beyond that DuckDB spills to a scratch folder
 _EXAMPLES = 5
 _LARGE, _SMALL = "cache/sample_ids.parquet", "cache/new_sample_ids.parquet"
 _SHARE = 0.25  # of the partitions in the large file that the small one may have, or that are gone from the large one
-_DIGESTS = b"mm_assets.digests"  # in a file's metadata: SHA-256 of `filtered_rows` of each of its partitions, as JSON
+_DIGESTS = b"mm_assets.digests"  # in a file's metadata: digest of `filtered_rows` of each of its partitions, as JSON
 _EMPTY = pa.schema([("partition", pa.string()), ("sample_id", pa.string())])
 
 # The metadata row of each sample is read, its two columns only. Ids are unique within a partition.
 _OF_TABLES = f"""
 insert into new_ids
-select parse_filename({FILE_COLUMN}, true) as partition, sample_id
+select {partition_of(FILE_COLUMN)} as partition, sample_id
 from {parquet_relation("$files", is_list=True, filename=sql_text(FILE_COLUMN))}
 where position = -1
 """
@@ -56,7 +58,7 @@ select
     count(*) as num_partitions,
     min(partition) as first_partition,
     max(partition) as last_partition
-from ids
+from {ids}
 group by sample_id
 having count(*) > 1
 """
@@ -72,14 +74,14 @@ class _Kept:
 
 
 def duplicate_ids(
-    dataset: DatasetStore, tables: Mapping[str, str], sizes: Mapping[str, int] | None = None
+    dataset: DatasetStore, files: Mapping[str, tuple[int, str]], *, unique: Collection[str] = ()
 ) -> dict[str, Any]:
     """The ids that several published partitions have, as the manifest holds them.
 
     Args:
         dataset: the dataset's folder.
-        tables: by partition key the SHA-256 of its `filtered_rows`.
-        sizes: the same tables' bytes, where they are known: small remote ones are then read in one request.
+        files: by partition key, bytes and SHA-256 of its `filtered_rows`.
+        unique: keys of partitions of which no two have an id in common: only the ids of the others are compared.
 
     Returns:
         `count`, the number of ids, and `examples`, the first 5 in their order: `sample_id`, `num_partitions` and the
@@ -90,7 +92,10 @@ def duplicate_ids(
     """
     import duckdb
 
-    if len(tables) < 2:
+    # A record has all digits, and a manifest the first ones: the ids are the same.
+    tables = {key: sha256[:FILE_DIGITS] for key, (_, sha256) in files.items()}
+    suspects = tables.keys() - set(unique)
+    if len(tables) < 2 or not suspects:
         return {"count": 0, "examples": []}
     with (
         temporary_disk_named(),
@@ -105,16 +110,22 @@ def duplicate_ids(
         small = _kept(dataset, _SMALL, {k: v for k, v in tables.items() if k not in large.keys}, Path(scratch))
         new = tables.keys() - large.keys - small.keys
         try:
-            _select(connection, dataset, {"large": large, "small": small}, {key: (sizes or {}).get(key) for key in new})
-            connection.execute(_DUPLICATES)
+            _select(connection, dataset, {"large": large, "small": small}, {key: files[key] for key in new})
+            connection.register("suspect_keys", pa.table({"partition": pa.array(sorted(suspects), pa.string())}))
+            connection.execute(
+                f"create temp view suspects as select sample_id from {'new_ids' if suspects <= new else 'ids'} "
+                "semi join suspect_keys using (partition)"
+            )
+            ids = "ids semi join suspects using (sample_id)" if unique else "ids"
+            connection.execute(_DUPLICATES.format(ids=ids))
             ((count,),) = connection.execute("select count(*) from duplicates").fetchall()
             found = connection.execute(f"select * from duplicates order by sample_id limit {_EXAMPLES}").fetchall()
         except duckdb.Error as error:
             if large.num_partitions or small.num_partitions:  # a file of the cache may be damaged: all tables are read
                 dataset.store.delete(_LARGE)
                 dataset.store.delete(_SMALL)
-                return duplicate_ids(dataset, tables, sizes)
-            where = dataset.store.url_of(FILTERED_ROWS.tables[0].name)
+                return duplicate_ids(dataset, files, unique=unique)
+            where = dataset.store.url_of(_TABLE)
             raise SourceError(where, f"the sample ids could not be compared: {first_line(error)}") from error
         in_small = new | small.keys
         surplus = max(len(in_small), large.num_partitions - len(large.keys))
@@ -148,10 +159,12 @@ def _kept(dataset: DatasetStore, name: str, tables: Mapping[str, str], scratch: 
     return _Kept(str(path), 0, frozenset())
 
 
-def _select(connection: Any, dataset: DatasetStore, kept: Mapping[str, _Kept], new: Mapping[str, int | None]) -> None:
+def _select(
+    connection: Any, dataset: DatasetStore, kept: Mapping[str, _Kept], new: Mapping[str, tuple[int, str]]
+) -> None:
     """Makes the views `large_ids`, `small_ids` and `new_ids`, and `ids` of all of them: of each partition once.
 
-    `new` are the partitions whose tables are read, with the bytes of these where they are known.
+    `new` are the partitions whose tables are read, with bytes and SHA-256 of these.
     """
     for name, file in kept.items():
         connection.register(f"{name}_keys", pa.table({"partition": pa.array(sorted(file.keys), pa.string())}))
@@ -161,14 +174,14 @@ def _select(connection: Any, dataset: DatasetStore, kept: Mapping[str, _Kept], n
         )
     connection.execute("create temp table new_ids (partition varchar, sample_id varchar)")
     if new and dataset.store.is_local:
-        files = [dataset.duckdb_path(dataset.table(FILTERED_ROWS.tables[0].name, key)) for key in sorted(new)]
+        files = [dataset.duckdb_path(file_path(_TABLE, key, sha256)) for key, (_, sha256) in sorted(new.items())]
         connection.execute(_OF_TABLES, {"files": files})
     elif new:
         _read_remote(connection, dataset, sorted(new.items()))
     connection.execute("create temp view ids as from large_ids union all from small_ids union all from new_ids")
 
 
-def _read_remote(connection: Any, dataset: DatasetStore, tables: Sequence[tuple[str, int | None]]) -> None:
+def _read_remote(connection: Any, dataset: DatasetStore, tables: Sequence[tuple[str, tuple[int, str]]]) -> None:
     """Adds the ids of tables in an object store, of which DuckDB would ask for each size ten times."""
     with ThreadPoolExecutor(_READS, thread_name_prefix="ids") as pool:
         for first in range(0, len(tables), _READS):
@@ -180,9 +193,10 @@ def _read_remote(connection: Any, dataset: DatasetStore, tables: Sequence[tuple[
             connection.unregister("found")
 
 
-def _read(dataset: DatasetStore, key: str, size: int | None) -> pa.Table:
+def _read(dataset: DatasetStore, key: str, table: tuple[int, str]) -> pa.Table:
     """The sample ids of a partition, which are unique in it: those of the metadata row of each sample."""
-    name = dataset.table(FILTERED_ROWS.tables[0].name, key)
+    size, sha256 = table
+    name = file_path(_TABLE, key, sha256)
     file = open_table(dataset.store, name, size=size)
     try:
         ids = [

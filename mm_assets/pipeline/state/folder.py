@@ -1,8 +1,10 @@
-"""A dataset's folder: the files of each partition, the decisions of registration, and the records of stages.
+"""A dataset's folder: the decisions of registration, and the records of partitions.
 
-Every stage writes its tables first and its `StageRecord` last. A record names the files it made and the files it read
-by digest, with the outcomes of its checks, so that the records of a partition form a chain that shows at any time, also
-in another run, whether the files belong together. They are in one file per partition.
+A file with its final name is never replaced, only deleted by `clean`. Data files are named by their content. A record,
+``records/<key>.<recipe>.json``, publishes a partition: it is created once, after all files that it names are durable
+and every check has passed. Of what is written again, the files of the registration and ``manifest.json`` are compared
+and swapped; attempts and claims are advisory, and what is in ``cache/`` only saves time. ``docs/files.md`` has all of
+them.
 """
 
 from __future__ import annotations
@@ -10,31 +12,47 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, suppress
 from copy import copy
-from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
-from mm_assets.errors import ConfigError, MmAssetsError, SchemaMismatchError, SourceError
-from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, Stage, recorded_stages
+from mm_assets.errors import ChangedError, ConfigError, MmAssetsError, SchemaMismatchError, SourceError
+from mm_assets.pipeline.chain import RAW_SHARDS, Stage
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.records import Partition, Registered, StageFailure, StageRecord, canonical_json
+from mm_assets.pipeline.state.records import (
+    RECIPE_DIGITS,
+    Attempt,
+    Earlier,
+    Partition,
+    Record,
+    Registered,
+    StageFailure,
+    StageRecord,
+    Version,
+    canonical_json,
+)
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
-from mm_assets.storage.store import ListedFile, PublishedFile, Snapshot, Store
+from mm_assets.storage.store import ListedFile, Snapshot, Store
 from mm_assets.storage.urls import local_path, reason
 
-__all__ = ["RECORDS", "WITHDRAWN", "DatasetStore"]
+__all__ = ["ATTEMPTS", "MAX_UNNAMED_SECONDS", "RECORDS", "DatasetStore", "seconds_passed"]
 
-RECORDS_VERSION = 1  # of the file with the records of a partition
-RECORDS = "records"  # the folder of these files
+MAX_UNNAMED_SECONDS = 43_200.0
+"""How old files may be that a record or a manifest names first: `clean` deletes what nothing names after a day."""
+
+LAYOUT = 2  # of the dataset's folder, in ``shards.json``
+RECORDS, ATTEMPTS = "records", "attempts"  # folders
 _MAX_KEYS_IN_MESSAGE = 5
-_READS = 8  # of small files at a time
-WITHDRAWN = ".withdrawn.json"  # the end of the name of a marker that counts no more
-_MARKER = re.compile(rf"(?P<key>.+?)(\.[0-9a-f]{{16}})?({re.escape(WITHDRAWN)}|\.json)")
+_READS = 16  # of records at a time: each waits for the storage most of its time
+_MAX_RECORDS_IN_MEMORY = 256  # as they were read: several kB each
+_RECORD = re.compile(rf"{RECORDS}/(?P<key>.+)\.(?P<recipe>[0-9a-f]{{{RECIPE_DIGITS}}})\.json")
+_KEY = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._%-]+")  # as `registration.partition_key` makes them
 _OF_REGISTRATION = {  # what registration does where the file is gone
     "shards.json": "lists the shards again",
     "schema.json": "decides the schema again",
@@ -44,12 +62,18 @@ _OF_REGISTRATION = {  # what registration does where the file is gone
 _OF_THE_ROOT = (NotADirectoryError, FileExistsError, PermissionError, FileNotFoundError)
 
 
+def seconds_passed() -> float:
+    """Returns seconds that pass, also while the host is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 class DatasetStore:
     """The dataset's folder below the storage root."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
-        self._registered: dict[str, tuple[ListedFile, Any]] = {}  # files of the registration as read, by name
+        # Files of the registration as read or, in an S3 store, written, by name, and which version of each that is.
+        self._registered: dict[str, tuple[Version, Any]] = {}
         try:
             self.store = Store(spec.root, spec.root_options).child(spec.name)
         except (MmAssetsError, ValueError, TypeError) as error:
@@ -67,69 +91,22 @@ class DatasetStore:
     # -- names
 
     @staticmethod
-    def table(table: str, partition: str) -> str:
-        """Name of a partition's file of one table."""
-        return f"{table}/{partition}.parquet"
+    def record_name(partition: str, recipe: str) -> str:
+        """Name of the record of a partition that was made by a recipe."""
+        return f"{RECORDS}/{partition}.{recipe}.json"
 
     @staticmethod
-    def records_name(partition: str) -> str:
-        """Name of the file with the records of a partition."""
-        return f"{RECORDS}/{partition}.json"
+    def attempt_name(partition: str) -> str:
+        """Name of the file of a partition's latest attempt."""
+        return f"{ATTEMPTS}/{partition}.json"
 
     @staticmethod
-    def failure_name(partition: str) -> str:
-        """Name of the file with the failure of a partition's last run."""
-        return f"failures/{partition}.json"
-
-    @staticmethod
-    def marker_name(partition: str, fingerprint: str) -> str:
-        """Name of a partition's publication marker; `fingerprint` is `Partition.fingerprint`."""
-        return f"{PUBLISHED.name}/{partition}.{fingerprint}.json"
-
-    def marker_names(self, listed: Iterable[str] | None = None) -> dict[str, tuple[str, ...]]:
-        """The markers of each partition key, withdrawn ones too, by one listing; old ones have no fingerprint.
-
-        A partition has several where a run was killed between writing one and removing the others. That with the
-        present fingerprint counts.
-
-        Args:
-            listed: names of files in their folder; None lists it.
-        """
-        found: dict[str, tuple[str, ...]] = {}
-        for name in self.store.sizes(PUBLISHED.name) if listed is None else listed:
-            if match := _MARKER.fullmatch(name.rsplit("/", 1)[-1]):
-                found[match["key"]] = (*found.get(match["key"], ()), name)
-        return found
-
-    @staticmethod
-    def withdrawn_name(name: str) -> str:
-        """The name that a marker has once it is withdrawn; that of a withdrawn one is as it is."""
-        return name if name.endswith(WITHDRAWN) else name.removesuffix(".json") + WITHDRAWN
-
-    def markers_held(self, partition: str) -> AbstractContextManager[bool]:
-        """Keeps other processes from changing the markers of a partition; `Store.exclusive` says where."""
-        return self.store.exclusive(f"{PUBLISHED.name}/{partition}.markers")
-
-    def withdraw_markers(self, names: Iterable[str]) -> list[str]:
-        """Renames markers of a partition, so that it is pending whatever shards and settings are restored.
-
-        Its next publication carries over the added streams that they list. Markers that are gone are passed over. To be
-        called in `markers_held`.
-
-        Returns:
-            The names that they have then, also of those that are gone: another process may have withdrawn them.
-
-        Raises:
-            ChangedError: another process did so meanwhile.
-            SourceError: the storage could not be read or written.
-        """
-        found = []
-        for name in names:
-            withdrawn = self.withdrawn_name(name)
-            found.append(withdrawn)
-            if name != withdrawn and (content := self.store.found_bytes(name)) is not None:
-                self.store.replace(self.store.snapshot(withdrawn), content)
-                self.store.delete(name)
+    def recipes(listed: Iterable[str]) -> dict[str, list[str]]:
+        """Returns the recipes by which partitions were published, by key, from names in the folder of records."""
+        found: dict[str, list[str]] = {}
+        for name in listed:
+            if match := _RECORD.fullmatch(name):
+                found.setdefault(match["key"], []).append(match["recipe"])
         return found
 
     def listings(self, *folders: str) -> list[dict[str, ListedFile]]:
@@ -141,22 +118,15 @@ class DatasetStore:
 
     # -- JSON files
 
-    def _found(self, name: str) -> Any:
-        """The content of a JSON file, or None where there is none."""
-        content = self.store.found_bytes(name)
-        return None if content is None else self._parsed(name, content)
-
     def _parsed(self, name: str, content: bytes) -> Any:
         try:
             return json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             advice = self._advice_on(name)
             raise SourceError(self.store.url_of(name), f"is not JSON: {error}{advice}") from error
 
     def _advice_on(self, name: str) -> str:
-        """What to do about a damaged file of the registration, or a marker, as the end of a message; else empty."""
-        if name.startswith(f"{PUBLISHED.name}/"):
-            return f"; run `mm-assets run --dataset {self.spec.name}`, which writes it again or removes it"
+        """What to do about a damaged file of the registration, as the end of a message; else empty."""
         if name not in _OF_REGISTRATION:
             return ""
         return f"; delete it and run `mm-assets register --dataset {self.spec.name}`, which {_OF_REGISTRATION[name]}"
@@ -180,6 +150,7 @@ class DatasetStore:
             partitions=dict(partitions),
             source=source,
             stored_schema=self._read_if_new("schema.json", listed, lambda found: found) or {},
+            versions={name: self._registered[name][0] for name in _OF_REGISTRATION if name in listed},
         )
 
     def _read_if_new(self, name: str, listed: Mapping[str, ListedFile], parse: Callable[[Any], Any]) -> Any:
@@ -188,31 +159,44 @@ class DatasetStore:
         if version is None:
             return None
         known = self._registered.get(name)
-        if known is None or known[0] != version:
-            found = self._found(name)
-            known = self._registered[name] = version, None if found is None else parse(found)
+        if known is None or known[0].tag != _tag(version):
+            content = self.store.found_bytes(name)
+            value = None if content is None else parse(self._parsed(name, content))
+            known = self._registered[name] = Version(_tag(version), _digest(content)), value
         return known[1]
 
-    def schema(self, registered: Registered | None = None) -> DatasetSchema:
-        """The dataset's schema as registered; `registered` is what `registered` returned, if that is known.
+    def schema(self, registered: Registered | None = None, *, is_fresh: bool = False) -> DatasetSchema:
+        """The dataset's schema as registered.
+
+        Args:
+            registered: what `registered` returned, if that is known.
+            is_fresh: whether this object has just registered the dataset: what it read or wrote then is not read again.
 
         Raises:
             SourceError: the dataset has not been registered.
         """
-        if registered is None:  # without the list of partitions, which may be long
-            found = self._read_if_new("schema.json", self.store.listing(""), lambda found: found) or {}
-        else:
+        name = "schema.json"
+        if registered is not None:
             found = registered.stored_schema
-        where = self.store.url_of("schema.json")
+        elif is_fresh and name in self._registered:
+            found = self._registered[name][1]
+        else:  # without the list of partitions, which may be long
+            found = self._read_if_new(name, self.store.listing(""), lambda found: found)
+        where = self.store.url_of(name)
         if not found:
             detail = f"the dataset is not registered yet: run `mm-assets register --dataset {self.spec.name}`"
             raise SourceError(where, detail)
         return DatasetSchema.from_json(found, where=where)
 
-    def write_schema(self, schema: DatasetSchema, *, decided_by: str | None) -> None:
-        """Stores the schema with the settings, the first shard and the evidence that it was decided with."""
+    def write_schema(self, schema: DatasetSchema, before: Registered, *, decided_by: str | None) -> None:
+        """Stores the schema with the settings, the first shard and the evidence that it was decided with.
+
+        Raises:
+            ChangedError: another process decided it since `before` was read.
+        """
         decided = {"declared": self.spec.declared, "decided_by": decided_by, "evidence": dict(schema.evidence)}
-        self._register("schema.json", canonical_json({**schema.to_json(), **decided}, indent=1))
+        content = canonical_json({**schema.to_json(), **decided}, indent=1)
+        self._register("schema.json", content, json.loads(content), before)
 
     def partitions(self) -> dict[str, Partition]:
         """Every registered partition by key; empty before the first registration."""
@@ -220,29 +204,59 @@ class DatasetStore:
 
     def _listed_partitions(self, found: Any) -> tuple[str | None, dict[str, Partition]]:
         """The source and the partitions that ``shards.json`` lists."""
+        if isinstance(found, dict) and found.get("layout", 1) != LAYOUT:
+            raise ConfigError(
+                self.store.url_of("shards.json"),
+                "layout",
+                f"found {found.get('layout', 1)!r}, expected {LAYOUT}: this folder is of another release of mm-assets; "
+                f"read it with that release, or give the dataset a new `name` or `root`, which packs it again",
+            )
         try:
             source = found.get("shards")
-            return source if isinstance(source, str) else None, {
+            partitions = {
                 key: Partition(key=key, shards=tuple(ShardFile(**shard) for shard in shards))
                 for key, shards in found["partitions"].items()
             }
-        except (KeyError, TypeError, AttributeError) as error:
+            for key, partition in partitions.items():
+                if _KEY.fullmatch(key) is None or not all(map(_is_shard, partition.shards)):
+                    raise ValueError(f"partition {key!r:.80}")
+            return source if isinstance(source, str) else None, partitions
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             where = self.store.url_of("shards.json")
             advice = self._advice_on("shards.json")
             raise SchemaMismatchError(f"{where}: is not a list of partitions: {error!r}{advice}") from error
 
-    def write_partitions(self, partitions: Iterable[Partition]) -> None:
-        """Replaces the list of registered partitions."""
+    def write_partitions(self, partitions: Iterable[Partition], before: Registered) -> None:
+        """Replaces the list of registered partitions.
+
+        Raises:
+            ChangedError: another process replaced it since `before` was read.
+        """
         # A line for each partition: there may be very many, and Python indents slowly.
         by_key = sorted(partitions, key=lambda p: p.key)
         lines = ",\n".join(_line({p.key: [_listed(shard) for shard in p.shards]})[1:-1] for p in by_key)
-        shards = f'{{"partitions": {{\n{lines}\n}},\n"shards": {_line(self.spec.shards)}, "version": 1}}\n'
-        self._register("shards.json", shards.encode())
+        # With the digest of the file before, two versions never have the same content: `before` is compared by it.
+        version = before.versions.get("shards.json")
+        digest = None if version is None else version.digest
+        rest = _line({"shards": self.spec.shards, "layout": LAYOUT, "before": digest})
+        shards = f'{{"partitions": {{\n{lines}\n}},\n{rest[1:]}\n'
+        self._register("shards.json", shards.encode(), (self.spec.shards, {p.key: p for p in by_key}), before)
 
-    def _register(self, name: str, content: bytes) -> None:
-        """Writes a file of the registration: the first that are written, so an unusable root is found here."""
+    def _register(self, name: str, content: bytes, value: Any, before: Registered) -> None:
+        """Replaces a file of the registration: the first that are written, so an unusable root is found here."""
+        version = before.versions.get(name)
+        self._registered.pop(name, None)
         try:
-            self.store.write_bytes(name, content)
+            if version is None:
+                found = Snapshot(name=name, content=None)
+            else:
+                found = self.store.snapshot(name)
+                if found.content != content and _digest(found.content) != version.digest:
+                    detail = "another process registered the dataset meanwhile: run this again"
+                    raise ChangedError(self.store.url_of(name), detail)
+            etag = self.store.replace(found, content)
+            if etag is not None:
+                self._registered[name] = Version(etag, _digest(content)), value
         except (OSError, SourceError) as error:
             cause = error.__cause__ if isinstance(error, SourceError) else error
             if not isinstance(cause, _OF_THE_ROOT):  # another process is writing, or the transfer failed
@@ -263,59 +277,93 @@ class DatasetStore:
             raise SourceError(self.store.url_of("shards.json"), detail)
         return known[key]
 
-    def recorded(self, partition: str) -> tuple[dict[Stage, StageRecord], PublishedFile | None]:
-        """The records of the dataset's stages that have run on a partition, in their order, and the file they are in.
+    # -- records and attempts
+
+    def earlier(self, partition: str) -> Earlier:
+        """Lists what earlier runs of one partition left; `SourceError` if the storage does not answer."""
+        listed = self.store.listing(RECORDS, prefix=f"{partition}.")
+        newest_first = sorted(listed, key=lambda name: listed[name].modified or 0.0, reverse=True)
+        recipes = self.recipes(newest_first).get(partition, ())
+        return Earlier(recipes=tuple(recipes), has_attempt=self.store.exists(self.attempt_name(partition)))
+
+    def record(self, partition: str, recipe: str) -> Record | None:
+        """Reads the record of a partition; None if there is none.
 
         Raises:
-            SourceError: the file cannot be read.
-            SchemaMismatchError: it is damaged, or of another version.
+            SourceError: the storage does not answer.
+            SchemaMismatchError: it is damaged.
         """
-        name = self.records_name(partition)
+        name = self.record_name(partition, recipe)
         content, where = self.store.found_bytes(name), self.store.url_of(name)
         if content is None:
-            return {}, None
-        try:
-            value = json.loads(content)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict) or value.get("version") != RECORDS_VERSION or "stages" not in value:
-            raise SchemaMismatchError(
-                f"{where}: not the records of a partition in version {RECORDS_VERSION}: run `mm-assets run "
-                f"--dataset {self.spec.name} --partition {partition}`"
-            )
-        found = {
-            stage: StageRecord.from_json(made, stage=stage.name, partition=partition, where=where)
-            for stage in recorded_stages(self.spec)
-            if (made := value["stages"].get(stage.name)) is not None
-        }
-        return found, PublishedFile(path=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+            return None
+        record = Record.from_bytes(content, where=where)
+        if (record.partition, record.recipe) != (partition, recipe):
+            raise SchemaMismatchError(f"{where}: is the record of {record.partition!r} by recipe {record.recipe}")
+        return record
 
-    def records(self, partition: str) -> dict[Stage, StageRecord]:
-        """The records of `recorded` alone; errors likewise."""
-        return self.recorded(partition)[0]
+    def read_records(self, recipes: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Record | None]]:
+        """Reads many records at a time: yields key and record of each, None for a missing or damaged one.
 
-    def write_records(self, partition: str, records: Mapping[Stage, StageRecord]) -> PublishedFile:
-        """Stores what stages did to a partition, after they have done it; names are synced when it is published."""
-        stages = {stage.name: record.to_json() for stage, record in records.items()}
-        value = {"version": RECORDS_VERSION, "partition": partition, "stages": stages}
-        return self.store.write_bytes(self.records_name(partition), canonical_json(value, indent=1), durable=False)
+        Args:
+            recipes: key and recipe of each.
 
-    def write_failure(self, failure: StageFailure) -> None:
-        """Stores why the last run of a partition ended early."""
-        self.store.write_bytes(self.failure_name(failure.partition), canonical_json(asdict(failure), indent=1))
+        Raises:
+            SourceError: the storage does not answer.
+        """
 
-    def clear_failure(self, partition: str) -> None:
-        """Removes what `write_failure` stored of an earlier run."""
-        self.store.delete(self.failure_name(partition))
+        def read(of: tuple[str, str]) -> Record | None:
+            with suppress(SchemaMismatchError):
+                return self.record(*of)
+            return None
 
-    def failure(self, partition: str) -> StageFailure | None:
-        """Why the last run of a partition ended early, or None."""
-        name = self.failure_name(partition)
-        found = self._found(name)
-        try:
-            return None if found is None else StageFailure(**found)
-        except TypeError as error:
-            raise SchemaMismatchError(f"{self.store.url_of(name)}: not a stage's failure: {error!r}") from error
+        with ThreadPoolExecutor(_READS, thread_name_prefix="records") as pool:
+            remaining = iter(recipes)
+            while some := list(islice(remaining, _MAX_RECORDS_IN_MEMORY)):
+                yield from zip((key for key, _ in some), pool.map(read, some), strict=True)
+
+    def create_record(self, record: Record) -> bool:
+        """Publishes a partition, unless another writer published it by the same recipe first: returns whether this did.
+
+        Raises:
+            SourceError: the record could not be written.
+        """
+        return self.store.create(self.record_name(record.partition, record.recipe), record.to_bytes())
+
+    def attempt(self, partition: str) -> Attempt | None:
+        """Reads the latest attempt of a partition that has not published; None if there is none, or it is damaged.
+
+        Raises:
+            SourceError: the storage does not answer.
+        """
+        name = self.attempt_name(partition)
+        content = self.store.found_bytes(name)
+        with suppress(SchemaMismatchError):  # losing an attempt costs time, never data
+            attempt = None if content is None else Attempt.from_bytes(content, where=self.store.url_of(name))
+            return attempt if attempt is not None and attempt.partition == partition else None
+        return None
+
+    def write_attempt(self, attempt: Attempt) -> None:
+        """Stores an attempt in place of the one before it; `SourceError` if it cannot be written."""
+        self.store.durable.write_bytes(self.attempt_name(attempt.partition), attempt.to_bytes(), durable=False)
+
+    def write_failure(self, failure: StageFailure, stages: Mapping[Stage, StageRecord] | None = None) -> None:
+        """Stores the failure of a run in the attempt of its partition, unless the storage is what failed.
+
+        Args:
+            failure: the error that ended it.
+            stages: those that it completed; None keeps those of the attempt before it.
+        """
+        key = failure.partition
+        with suppress(MmAssetsError, OSError):
+            before = self.attempt(key) if stages is None else None
+            stages = stages or ({} if before is None else before.stages)
+            self.write_attempt(Attempt(partition=key, stages=stages, failure=failure))
+
+    def delete_attempt(self, partition: str) -> None:
+        """Removes the attempt of a partition that has been published; if that fails, `clean` removes it."""
+        with suppress(MmAssetsError, OSError):
+            self.store.delete(self.attempt_name(partition))
 
     def duckdb(self) -> Any:
         """A new DuckDB connection that reads the dataset's tables, by the paths of `duckdb_path`."""
@@ -346,27 +394,6 @@ class DatasetStore:
         found = copy(self)
         found.store, found._registered = store, {}
         return found
-
-    def markers(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """Publication markers by their names, read several at a time.
-
-        Raises:
-            SourceError: one cannot be read.
-            SchemaMismatchError: one is damaged.
-        """
-        with ThreadPoolExecutor(_READS, thread_name_prefix="markers") as pool:
-            return list(pool.map(lambda name: self.marker(name, self.store.read_bytes(name)), names))
-
-    def marker(self, name: str, content: bytes) -> dict[str, Any]:
-        """The marker that a file of that name and content is; errors as `markers`."""
-        value = self._parsed(name, content)
-        if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
-            raise SchemaMismatchError(f"{self.store.url_of(name)}: not a publication marker{self._advice_on(name)}")
-        return value
-
-    def marker_in(self, snapshot: Snapshot) -> dict[str, Any] | None:
-        """The marker that a snapshot of its file has, or None where there was none; errors as `markers`."""
-        return None if snapshot.content is None else self.marker(snapshot.name, snapshot.content)
 
     # -- shards
 
@@ -407,6 +434,25 @@ class DatasetStore:
                     since, then = "indexed", f"materialize {RAW_SHARDS.name} again"
                 detail = f"changed since it was {since} (found {fingerprint}, expected {expected}): {then}"
                 raise SourceError(shard.url, detail)
+
+
+def _is_shard(shard: ShardFile) -> bool:
+    """Whether the facts of a shard, as they were read, have their types."""
+    return (
+        type(shard.url) is str
+        and type(shard.size) is int
+        and type(shard.fingerprint) is str
+        and isinstance(shard.modified, int | float | None)
+        and isinstance(shard.times, str | None)
+    )
+
+
+def _tag(listed: ListedFile) -> str:
+    return listed.etag or listed.version
+
+
+def _digest(content: bytes | None) -> str:
+    return hashlib.sha256(content or b"").hexdigest()
 
 
 _line = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode

@@ -10,13 +10,15 @@ stages after the failure do not hold what the shard has, and are not read.
 
 from __future__ import annotations
 
+import re
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, Self
 
-from mm_assets.errors import SourceError, first_line
+from mm_assets.errors import ConfigError, SourceError, first_line
 from mm_assets.pipeline.chain import (
     CHAIN,
     DROPPED,
@@ -29,11 +31,13 @@ from mm_assets.pipeline.chain import (
     RAW_SHARDS,
     REJECTS,
     ROWS,
+    STAGE_OF_FILE,
     UNDECODABLE,
     Stage,
 )
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.records import StageRecord
+from mm_assets.pipeline.state.records import Attempt, StageFailure, StageRecord
+from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.rows.columns import NO_COLUMN, NULL_CAST, REPAIRED_JSON
 from mm_assets.rows.schema import ALL_FILTERED, EMPTY_SAMPLE, KEPT, PIPELINE_FILTERS
 from mm_assets.rows.sql import parquet_relation
@@ -42,15 +46,22 @@ from mm_assets.summaries import counted
 __all__ = [
     "FAILED",
     "KINDS",
+    "LOCATOR_COLUMNS",
+    "Locator",
     "Loss",
+    "LossPage",
     "LossTotal",
+    "Selection",
+    "failure_of",
     "kind_counts",
     "listed_totals",
-    "loss_counts",
+    "loss_page",
     "loss_totals",
     "losses",
     "losses_command",
     "published_losses",
+    "recorded_totals",
+    "stage_losses",
     "sum_losses",
     "totals_said",
 ]
@@ -58,56 +69,86 @@ __all__ = [
 KINDS = ("lost", "dropped", "kept", "harmless")
 
 FAILED = "failed"  # the reason of a partition that failed
-_FETCH = 4096  # items held at a time
-_MAX_DETAIL = 500  # characters, of an example in a marker
-_NAMED_BY_PLACE = ("stage", "reason", "count")  # of an example in a marker
+_FETCH = 4096  # losses that are Python objects at a time
+_MAX_DETAIL = 500  # characters, of an example in a record
+_NAMED_BY_PLACE = ("stage", "reason", "count")  # of an example in a record
+_PAGE_SECONDS = 1.0  # for which a page reads further partitions if few have what it lists
+_POSITION = re.compile(r"(\d{1,15}):(.+)", re.DOTALL)
+_MAX_ROWS = 1 << 40  # in one table: the number of a loss is that of its source times this, and its row
 
-# Each selects the columns of `_COLUMNS` from the files $table, $index (the members) and $source (the rows with bytes).
-# A name that is in the index several times belongs to its last members: the first ones became rows.
-_REJECTS = f"""
-with names as (
-    select shard, member, byte_offset, byte_size,
-        row_number() over (partition by shard, member order by file_row_number desc) as nth
-    from {parquet_relation("$index", file_row_number="true")}
-    where (shard, member) in (select (shard, member) from {parquet_relation("$table")})
-),
-rejected as (
-    select *, row_number() over (partition by shard, member order by file_row_number desc) as nth
-    from {parquet_relation("$table", file_row_number="true")}
+LOCATOR_COLUMNS = """source_ref ->> 'path' as shard, source_ref ->> 'member' as member,
+    (source_ref ->> 'byte_offset')::bigint as byte_offset, (source_ref ->> 'byte_size')::bigint as byte_size,
+    (source_ref ->> 'frame_index')::integer as frame_index"""
+"""SQL for the columns of a `Locator`, from a column `source_ref`."""
+
+
+class _Listing(NamedTuple):
+    """SQL of the losses that the table $table lists.
+
+    Attributes:
+        listed: all of them, with their row of the table as `number`.
+        located: the columns of `_COLUMNS` of the relation `lost`, which has some of those.
+        files: the tables that it reads, by parameter.
+    """
+
+    listed: str
+    located: str
+    files: Mapping[str, str]
+
+
+_COLUMNS = (
+    *("number", "count", "reason", "value", "detail", "sample_id", "position", "modality", "content_type"),
+    *("shard", "member", "byte_offset", "byte_size", "frame_index"),
 )
-select file_row_number as number, reason, sample_id, null as position, null as modality, shard, member,
-    byte_offset, byte_size, detail
-from rejected left join names using (shard, member, nth)
-"""
-_PLACED = """
-with located as (
-    select sample_id, position, modality, {reason} as reason, {detail} as detail, lost.file_row_number as number,
-        {source_ref} as place
-    from {lost} as lost
-    {join}
-)
-select number, reason, sample_id, position, modality, place ->> 'path' as shard, place ->> 'member' as member,
-    (place ->> 'byte_offset')::bigint as byte_offset, (place ->> 'byte_size')::bigint as byte_size, detail
-from located
-"""
-_LISTED = parquet_relation("$table", file_row_number="true")
-_DROPPED = _PLACED.format(
-    lost=_LISTED,
-    reason="filter || '.' || reason",
-    detail="coalesce(detail, materialize_error, 'measured ' || value, '')",
-    source_ref="source_ref",
-    # Of the row's own columns, which may have any name, those that are needed are named.
-    join="left join (select sample_id, position, modality, source_ref, materialize_error from "
-    f"{parquet_relation('$source')}) using (sample_id, position, modality)",
-)
-_UNDECODABLE = _PLACED.format(  # of those that were dropped, `dropped` tells
-    lost=_LISTED,
-    reason=f"'{KEPT}.' || lost.reason",
-    detail="field || ': ' || detail",
-    source_ref="source_ref",
-    join=f"anti join {parquet_relation('$dropped')} using (sample_id, position, modality)",
-)
-_COLUMNS = ("reason", "sample_id", "position", "modality", "shard", "member", "byte_offset", "byte_size", "detail")
+_TABLE = parquet_relation("$table", file_row_number="true")
+_IDENTITY = "sample_id, position, modality"
+_NTH = "row_number() over (partition by shard, member order by file_row_number desc) as nth"
+_LISTINGS = {  # by the start of the names of their counts in a record
+    REJECTS.name: _Listing(
+        # A name that is in the index several times belongs to its last members: the first ones became rows.
+        listed=f"""
+            select file_row_number as number, reason, null as value, detail, sample_id, null as position,
+                null as modality, shard, member, {_NTH}
+            from {_TABLE}""",
+        located=f"""
+            select number, count, reason, value, detail, {_IDENTITY}, null, shard, member, byte_offset, byte_size, null
+            from lost left join (
+                select shard, member, byte_offset, byte_size, {_NTH}
+                from {parquet_relation("$index", file_row_number="true")}
+                where (shard, member) in (select (shard, member) from lost)
+            ) using (shard, member, nth)""",
+        files={"table": REJECTS.name, "index": RAW_SHARDS.tables[0].name},
+    ),
+    DROPPED.name: _Listing(
+        listed=f"""
+            select file_row_number as number, filter || '.' || reason as reason, value, detail, {_IDENTITY}
+            from {_TABLE}""",
+        # Of the row's own columns, which may have any name, those that are needed are named.
+        located=f"""
+            select number, count, reason, value, coalesce(detail, materialize_error, 'measured ' || value, ''),
+                {_IDENTITY}, content_type, {LOCATOR_COLUMNS}
+            from lost left join (
+                select {_IDENTITY}, content_type, source_ref, materialize_error from {parquet_relation("$source")}
+            ) using ({_IDENTITY})""",
+        files={"table": DROPPED.name, "source": MATERIALIZED_ROWS.tables[0].name},
+    ),
+    KEPT: _Listing(  # the dropped ones of them are in the table of those
+        listed=f"""
+            select own.file_row_number as number, '{KEPT}.' || own.reason as reason, null as value,
+                field || ': ' || own.detail as detail, {_IDENTITY}, source_ref
+            from {_TABLE} as own anti join {parquet_relation("$dropped")} using ({_IDENTITY})""",
+        located=f"select number, count, reason, value, detail, {_IDENTITY}, null, {LOCATOR_COLUMNS} from lost",
+        files={"table": UNDECODABLE.name, "dropped": DROPPED.name},
+    ),
+}
+_SELECTED = """
+    select *, 1 as count from ({listed})
+    where number >= $first and ($reasons is null or reason in (select unnest($reasons::varchar[])))
+        and ($sample_ids is null or sample_id in (select unnest($sample_ids::varchar[])))
+    order by number limit $limit"""
+_COUNTED = """
+    select *, count(*) over (partition by reason) as count from ({listed})
+    qualify row_number() over (partition by reason order by number) = 1"""
 
 _DECIDE_AGAIN = "`register --new-schema` decides the columns again"
 _LIST_ROW = "correct the row of the list"
@@ -148,7 +189,7 @@ _REJECTED = {  # what to do about each reason of a reject; of a user's own sourc
     "no_source": "name the file as path or source_ref",
     "outside": "move the file below the list's folder, or set samples.allow_references and allowed_references",
 }
-_AGAIN = "do as the message says, then run the partition again"
+_AGAIN = "correct what the message names, then run the partition again"
 _ADVICE = {  # by stage and the start of reason and detail, the longest that fits
     "": "see the message, then run the partition again",
     **{f"{stage.name}/{FAILED}": _AGAIN for stage in CHAIN},
@@ -156,8 +197,8 @@ _ADVICE = {  # by stage and the start of reason and detail, the longest that fit
         f"{stage.name}/{FAILED}: check ": "correct the sample in the shard; files that were damaged since are remade"
         for stage in CHAIN
     },
-    f"{RAW_SHARDS.name}/{FAILED}": "do as the message says; if the shard is damaged, copy it again, "
-    "or set on_damaged_shard: salvage, which takes the rest",
+    f"{RAW_SHARDS.name}/{FAILED}": "correct what the message names; if the shard is damaged, copy it "
+    "again, or set on_damaged_shard: salvage, which takes what is intact",
     **{
         f"{RAW_SHARDS.name}/{FAILED}: cannot be {done}: ": _AGAIN for done in ("read", "opened", "written")
     },  # no damage
@@ -200,7 +241,35 @@ _HARMLESS = {stage.name: stage.harmless for stage in CHAIN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class Locator:
+    """Where content is, as far as that is known.
+
+    Attributes:
+        shard: path or URL of the shard, or of another file that holds it.
+        member: the member.
+        byte_offset: first byte in the shard, if the content is one range of it.
+        byte_size: bytes of that range.
+        frame_index: of an image with several frames.
+    """
+
+    shard: str | None = None
+    member: str | None = None
+    byte_offset: int | None = None
+    byte_size: int | None = None
+    frame_index: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Shard, member and byte range as text."""
+        parts = [self.shard or "", self.member or ""]
+        if self.byte_offset is not None and not (self.member or "").endswith(" of the archive"):  # which names them
+            end = "" if self.byte_size is None else f" to {self.byte_offset + self.byte_size}"
+            parts.append(f"bytes {self.byte_offset}{end}" if end else f"byte {self.byte_offset}")
+        return ", ".join(filter(None, parts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss(Locator):
     """One item that is lost, or that has a fault; or several of one kind, or a whole partition.
 
     Attributes:
@@ -208,15 +277,15 @@ class Loss:
         stage: name of the stage that lost it.
         reason: short name, counted by; of a dropped row ``<filter>.<reason>``, of a failed partition `FAILED`, of what
             is published in spite of a fault ``kept.<fault>``.
-        detail: why, in words; may be empty.
+        detail: why, as text; may be empty.
         count: how many items; of more than one the others are like the first, which the further attributes name.
+        value: the measure that decided, if there is one.
+        setting: the parameter of the filter that decided, if it is known.
+        limit: the value of that parameter.
         sample_id: its sample, if it is in one.
         position: its row's position in the sample, if it had become a row.
         modality: that row's modality.
-        shard: path or URL of its shard, if it is known.
-        member: the member.
-        byte_offset: first byte of its content in the shard, where that is one range.
-        byte_size: bytes of it.
+        content_type: MIME type of its content, if it is known.
     """
 
     partition: str
@@ -224,13 +293,13 @@ class Loss:
     reason: str
     detail: str = ""
     count: int = 1
+    value: float | None = None
+    setting: str | None = None
+    limit: float | None = None
     sample_id: str | None = None
     position: int | None = None
     modality: str | None = None
-    shard: str | None = None
-    member: str | None = None
-    byte_offset: int | None = None
-    byte_size: int | None = None
+    content_type: str | None = None
 
     @property
     def advice(self) -> str:
@@ -248,18 +317,53 @@ class Loss:
             return "dropped" if by_filter or self.reason == f"{EMPTY_SAMPLE}.{ALL_FILTERED}" else "lost"
         return "harmless" if self.reason in _HARMLESS.get(self.stage, ()) else "lost"
 
-    @property
-    def place(self) -> str:
-        """Shard, member and byte range, as far as they are known."""
-        parts = [self.shard or "", self.member or ""]
-        if self.byte_offset is not None and not (self.member or "").endswith(" of the archive"):  # which names them
-            end = "" if self.byte_size is None else f" to {self.byte_offset + self.byte_size}"
-            parts.append(f"bytes {self.byte_offset}{end}" if end else f"byte {self.byte_offset}")
-        return ", ".join(filter(None, parts))
-
     def to_json(self) -> dict[str, Any]:
         """The item with its kind and what to do about it."""
         return {"kind": self.kind, **asdict(self), "advice": self.advice}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which losses are asked for; all by default.
+
+    Attributes:
+        kind: those of one of `KINDS`.
+        stage: those of the stage with this name.
+        reason: those with this reason.
+        sample_ids: those of samples with these ids.
+    """
+
+    kind: str | None = None
+    stage: str | None = None
+    reason: str | None = None
+    sample_ids: Collection[str] | None = None
+
+    def has(self, loss: Loss) -> bool:
+        """Whether a loss is selected."""
+        return self.has_reason(loss.stage, loss.reason) and (
+            self.sample_ids is None or loss.sample_id in self.sample_ids
+        )
+
+    def has_reason(self, stage: str, reason: str) -> bool:
+        """Whether losses of a stage with a reason may be selected."""
+        return (
+            self.stage in (None, stage)
+            and self.reason in (None, reason)
+            and (self.kind is None or self.kind == Loss(partition="", stage=stage, reason=reason).kind)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossPage:
+    """Some losses.
+
+    Attributes:
+        items: they, in the order of partitions, stages and tables.
+        after: where the next page starts; None at the end.
+    """
+
+    items: Sequence[Loss]
+    after: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,58 +398,125 @@ def totals_said(totals: Iterable[LossTotal]) -> str:
     return ", ".join(said)
 
 
-def loss_counts(records: Mapping[Stage, StageRecord]) -> dict[str, dict[str, int]]:
-    """How many items each stage of a partition lost or kept with a fault, by stage and reason, as its records count."""
-    found: dict[str, dict[str, int]] = {}
-    for stage, record in records.items():
-        for name, count in sorted(record.counts.items()):
-            table, _, reason = name.partition(".")
-            if reason and count and table in (REJECTS.name, DROPPED.name, KEPT):
-                found.setdefault(stage.name, {})[name if table == KEPT else reason] = count
-    return found
+def _counts(record: StageRecord) -> Iterator[tuple[str, str, int]]:
+    """Yields the table, the reason and the number of what a record counts as lost or kept with a fault."""
+    for name, count in sorted(record.counts.items()):
+        table, _, reason = name.partition(".")
+        if reason and count and table in _LISTINGS:
+            yield table, name if table == KEPT else reason, count
 
 
 def kind_counts(records: Mapping[Stage, StageRecord]) -> Counter[str]:
     """Counts the items of a partition by kind, as its records count them."""
     found: Counter[str] = Counter()
-    for stage, reasons in loss_counts(records).items():
-        for reason, count in reasons.items():
-            found[Loss(partition="", stage=stage, reason=reason).kind] += count
+    for stage, record in records.items():
+        for _, reason, count in _counts(record):
+            found[Loss(partition="", stage=stage.name, reason=reason).kind] += count
     return found
 
 
-def losses(dataset: DatasetStore, keys: Iterable[str]) -> Iterator[Loss]:
-    """Every item of some partitions, in the order of the partitions, stages and tables.
+def losses(
+    state: DatasetState, keys: Iterable[str] | None = None, selection: Selection = Selection()
+) -> Iterator[Loss]:
+    """Yields the losses of some partitions, in the order of the partitions, stages and tables.
+
+    Args:
+        state: the dataset as it was listed.
+        keys: partitions; None for all that are registered.
+        selection: which losses.
 
     Raises:
         SourceError: a table could not be read.
     """
-    with dataset.duckdb() as connection:
-        for key in keys:
-            for part in _of_partition(dataset, key):
-                yield from part.named
-                for query, files in part.queries:
-                    for row in _rows(connection, f"select * from ({query}) order by number", files):
-                        yield _loss(key, part.stage, row)
+    with _Tables(state.dataset) as tables:
+        for attempt in state.latest(sorted(state.partitions) if keys is None else keys):
+            yield from (loss for _, loss in _select(tables, _of_attempt(state.dataset, attempt), selection))
 
 
-def loss_totals(dataset: DatasetStore, keys: Iterable[str], listed: Iterable[Losses] = ()) -> list[LossTotal]:
+def stage_losses(
+    dataset: DatasetStore, key: str, stages: Mapping[Stage, StageRecord], selection: Selection
+) -> Iterator[Loss]:
+    """Yields the losses of stages of a partition by their records, of whichever version; errors as `losses`."""
+    with _Tables(dataset) as tables:
+        yield from (loss for _, loss in _select(tables, _of_records(dataset, key, stages), selection))
+
+
+def loss_page(
+    state: DatasetState,
+    selection: Selection = Selection(),
+    *,
+    partition: str | None = None,
+    after: str = "",
+    limit: int = 50,
+) -> LossPage:
+    """Returns a page of `losses`; one that finds few ends after about a second, and may be empty before the last.
+
+    Args:
+        state: the dataset as it was listed.
+        selection: which losses.
+        partition: those of one partition; None for all that are registered.
+        after: `LossPage.after` of the page before; empty for the first page.
+        limit: losses of the page.
+
+    Raises:
+        ConfigError: `after` has another form, or there is no such partition.
+        SourceError: a table could not be read.
+    """
+    if partition is not None and partition not in state.partitions:
+        raise ConfigError("arguments", "partition", f"{partition!r} is not a registered partition")
+    position = _POSITION.fullmatch(after or "0:-")
+    if position is None:
+        raise ConfigError("arguments", "after", f"found {after[:80]!r}, expected what the page before gave")
+    first, begin = (int(position[1]), position[2]) if after else (0, "")
+    found: list[Loss] = []
+    ends = time.monotonic() + _PAGE_SECONDS
+    with _Tables(state.dataset) as tables:
+        keys = sorted(state.partitions) if partition is None else [partition]
+        for count, attempt in enumerate(state.latest(key for key in keys if key >= begin)):
+            key = attempt.partition
+            start = first if key == begin else 0
+            if count and time.monotonic() > ends:
+                return LossPage(items=found, after=f"{start}:{key}")
+            sources = _of_attempt(state.dataset, attempt)
+            for number, loss in _select(tables, sources, selection, first=start, limit=limit + 1 - len(found)):
+                if len(found) == limit:
+                    return LossPage(items=found, after=f"{number}:{key}")
+                found.append(loss)
+    return LossPage(items=found, after=None)
+
+
+def loss_totals(state: DatasetState, keys: Iterable[str], listed: Iterable[Losses] = ()) -> list[LossTotal]:
     """The items of some partitions by reason: by kind, in the order of the chain, the most frequent first.
 
     Args:
-        dataset: the dataset's folder.
+        state: the dataset as it was listed.
         keys: partitions whose tables are read.
-        listed: what the markers of others list.
+        listed: what the records of others list.
 
     Raises:
         SourceError: a table could not be read.
     """
-    read = _totals(dataset, (part for key in keys for part in _of_partition(dataset, key)))
+    sources = (source for attempt in state.latest(keys) for source in _of_attempt(state.dataset, attempt))
+    read = _totals(state.dataset, sources)
     return _joined([*read, *listed_totals(listed)])
 
 
+def recorded_totals(state: DatasetState) -> list[LossTotal]:
+    """`loss_totals` of all registered partitions; of published ones, if by an earlier recipe, as their records count.
+
+    To read the tables of 10,000 partitions takes minutes, and a dataset that is opened without its declaration has no
+    other records.
+
+    Raises:
+        SourceError: a record or a table could not be read.
+    """
+    published = state.published(state.partitions.keys() - state.attempts, outdated=True)
+    others = sorted(state.partitions.keys() - published.keys())
+    return loss_totals(state, others, (entry.losses for _, entry in sorted(published.items())))
+
+
 Losses = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""By stage and reason the ``count`` of the items and the first as ``example``, as markers and manifests list them."""
+"""By stage and reason the ``count`` of the items and the first as ``example``, as records and manifests list them."""
 
 
 def published_losses(dataset: DatasetStore, key: str, records: Mapping[Stage, StageRecord]) -> Losses:
@@ -376,7 +547,7 @@ def sum_losses(partitions: Iterable[Losses]) -> Losses:
 
 
 def listed_totals(listed: Iterable[Losses]) -> list[LossTotal]:
-    """`loss_totals` of published partitions by what their markers list, without reading their tables."""
+    """`loss_totals` of published partitions by what their records list, without reading their tables."""
     return _joined(
         LossTotal(count=item["count"], example=Loss(stage=stage, reason=reason, **item["example"]))
         for stage, reasons in sum_losses(listed).items()
@@ -385,7 +556,7 @@ def listed_totals(listed: Iterable[Losses]) -> list[LossTotal]:
 
 
 def _published(loss: Loss) -> dict[str, Any]:
-    """An example without what its place in a marker says, what is unknown, and the folder of its shard."""
+    """An example without what its place in a record says, what is unknown, and the folder of its shard."""
     shard, detail = loss.shard, loss.detail
     if shard is not None:
         folder, _, shard = shard.rpartition("/")
@@ -396,22 +567,15 @@ def _published(loss: Loss) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _NAMED_BY_PLACE and value is not None}
 
 
-def _totals(dataset: DatasetStore, parts: Iterable[_Part]) -> list[LossTotal]:
-    """The items of some stages by reason, sorted; DuckDB is opened only for tables that have some."""
+def _totals(dataset: DatasetStore, sources: Iterable[_Source]) -> list[LossTotal]:
+    """The losses of some sources by reason, sorted; DuckDB is opened only for tables that have some."""
     found: list[LossTotal] = []
-    with ExitStack() as opened:
-        connection = None
-        for part in parts:
-            for loss in part.named:
-                found.append(LossTotal(count=loss.count, example=loss))
-            for query, files in part.queries:
-                connection = connection or opened.enter_context(dataset.duckdb())
-                first = (
-                    f"select *, count(*) over (partition by reason) as total from ({query}) "
-                    "qualify row_number() over (partition by reason order by number) = 1 order by number"
-                )
-                for row in _rows(connection, first, files):
-                    found.append(LossTotal(count=row[-1], example=_loss(part.partition, part.stage, row[:-1])))
+    with _Tables(dataset) as tables:
+        for source in sources:
+            found += [LossTotal(count=loss.count, example=loss) for loss in source.values]
+            if source.listing is not None:
+                for loss in (loss for _, loss in tables.read(source, _COUNTED, {})):
+                    found.append(LossTotal(count=loss.count, example=replace(loss, count=1)))
     return _joined(found)
 
 
@@ -429,104 +593,154 @@ def _joined(totals: Iterable[LossTotal]) -> list[LossTotal]:
     )
 
 
-def _rows(connection: Any, query: str, files: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query, few of which are held; `SourceError` if a file cannot be read."""
-    import duckdb
+class _Source(NamedTuple):
+    """Losses of one stage of a partition.
 
-    try:
-        cursor = connection.execute(query, files)
-        while rows := cursor.fetchmany(_FETCH):
-            yield from rows
-    except duckdb.Error as error:
-        raise SourceError(", ".join(files.values()), f"losses cannot be read: {first_line(error)}") from error
-
-
-def _loss(key: str, stage: Stage, row: tuple[Any, ...]) -> Loss:
-    _, *values = row
-    return Loss(partition=key, stage=stage.name, **dict(zip(_COLUMNS, values, strict=True)))
-
-
-_Query = tuple[str, dict[str, str]]
-
-
-class _Part(NamedTuple):
-    """The items of one stage of a partition: those that are named, and the queries over tables that list the others."""
+    Attributes:
+        partition: the partition key.
+        stage: the stage.
+        values: losses that its record lists.
+        listing: SQL of the others, if a table lists them.
+        reasons: theirs.
+        files: the tables that the SQL reads, by parameter.
+        thresholds: the limits of the stage, as its record has them.
+    """
 
     partition: str
     stage: Stage
-    named: list[Loss]
-    queries: list[_Query]
+    values: Sequence[Loss] = ()
+    listing: _Listing | None = None
+    reasons: Sequence[str] = ()
+    files: Mapping[str, str] = {}
+    thresholds: Mapping[str, Mapping[str, Any]] = {}
 
 
-def _of_partition(dataset: DatasetStore, key: str) -> Iterator[_Part]:
-    """Why the partition failed, and what each stage before the failure lost."""
-    records = dataset.records(key)
-    failures = [*_failures(dataset, key), *_failed_checks(dataset, key, records)]
-    order = list(CHAIN)
-    reached = min((order.index(stage) for stage, _ in failures), default=len(order))
-    for stage, loss in failures:
-        if order.index(stage) == reached:
-            yield _Part(key, stage, [loss], [])
-            break
-    by_check = {stage for stage, loss in failures if loss.detail.startswith("check ")}
-    # A stage that failed by a check has made its tables; after another failure they are of an earlier run.
-    made = {s: record for s, record in records.items() if order.index(s) < reached or s in by_check}
-    yield from _of_records(dataset, key, made)
+class _Tables:
+    """Reads losses from tables: the first that it reads opens DuckDB."""
 
+    def __init__(self, dataset: DatasetStore) -> None:
+        self._dataset = dataset
+        self._connection: Any = None
+        self._opened = ExitStack()
 
-def _of_records(dataset: DatasetStore, key: str, records: Mapping[Stage, StageRecord]) -> Iterator[_Part]:
-    """What each of these stages lost, or kept with a fault."""
-    for stage, record in records.items():
-        named = [
-            Loss(
-                partition=key,
-                stage=stage.name,
-                reason=fault.reason,
-                detail=fault.detail,
-                count=fault.count,
-                **{**fault.origin._asdict(), "shard": fault.origin.shard or None},
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def read(self, source: _Source, chosen: str, given: Mapping[str, Any]) -> Iterator[tuple[int, Loss]]:
+        """Yields losses of a source with their numbers, in order; few are in memory.
+
+        Args:
+            source: has a `listing`.
+            chosen: SQL that selects from those listed.
+            given: its parameters.
+
+        Raises:
+            SourceError: a file cannot be read.
+        """
+        import duckdb
+
+        assert source.listing is not None
+        self._connection = self._connection or self._opened.enter_context(self._dataset.duckdb())
+        lost = chosen.format(listed=source.listing.listed)
+        try:
+            cursor = self._connection.cursor()  # another one may be read at the same time
+            cursor.execute(
+                f"with lost as ({lost})\n{source.listing.located}\norder by number", {**source.files, **given}
             )
-            for fault in record.kept
-        ]
-        yield _Part(key, stage, named, list(_queries(dataset, key, record)))
+            while rows := cursor.fetchmany(_FETCH):
+                for number, *values in rows:
+                    facts = dict(zip(_COLUMNS[1:], values, strict=True))
+                    threshold = source.thresholds.get(facts["reason"], {})
+                    facts |= {"setting": threshold.get("setting"), "limit": threshold.get("value")}
+                    yield number, Loss(partition=source.partition, stage=source.stage.name, **facts)
+        except duckdb.Error as error:
+            detail = f"losses cannot be read: {first_line(error)}"
+            raise SourceError(", ".join(source.files.values()), detail) from error
 
 
-def _queries(dataset: DatasetStore, key: str, record: StageRecord) -> Iterator[_Query]:
-    def path(table: str) -> str:
-        return dataset.duckdb_path(dataset.table(table, key))
+def _select(
+    tables: _Tables, sources: Iterable[_Source], selection: Selection, *, first: int = 0, limit: int | None = None
+) -> Iterator[tuple[int, Loss]]:
+    """Yields the losses of a partition that are selected, from a number on, each with its number in the partition."""
+    for index, source in enumerate(sources):
+        start = index * _MAX_ROWS
+        for row, loss in enumerate(source.values):
+            if start + row >= first and selection.has(loss):
+                yield start + row, loss
+        reasons = [reason for reason in source.reasons if selection.has_reason(source.stage.name, reason)]
+        if source.listing is not None and reasons and first < start + _MAX_ROWS:
+            given = {
+                "first": max(first - start, 0),
+                "reasons": None if len(reasons) == len(source.reasons) else reasons,
+                "sample_ids": None if selection.sample_ids is None else list(selection.sample_ids),
+                "limit": limit,
+            }
+            yield from ((start + row, loss) for row, loss in tables.read(source, _SELECTED, given))
 
-    if any(name.startswith(f"{REJECTS.name}.") for name in record.counts):
-        yield _REJECTS, {"table": path(REJECTS.name), "index": path(RAW_SHARDS.tables[0].name)}
-    if any(record.counts.get(reason) for reason in (KEPT_UNDECODABLE, KEPT_REFUSED, KEPT_OMITTED)):
-        yield _UNDECODABLE, {"table": path(UNDECODABLE.name), "dropped": path(DROPPED.name)}
-    if any(name.startswith(f"{DROPPED.name}.") for name in record.counts):
-        yield _DROPPED, {"table": path(DROPPED.name), "source": path(MATERIALIZED_ROWS.tables[0].name)}
 
-
-def _failures(dataset: DatasetStore, key: str) -> Iterator[tuple[Stage, Loss]]:
-    """The error that the last run of a partition ended with."""
-    found = dataset.failure(key)
-    if found is not None:
-        stage = next((s for s in CHAIN if s.name == found.stage), RAW_SHARDS)
-        yield (
-            stage,
-            Loss(
-                partition=key,
-                stage=stage.name,
-                reason=FAILED,
-                detail=found.detail,
-                shard=found.path,
-                member=found.member,
-                byte_offset=found.byte_offset,
-            ),
+def _of_attempt(dataset: DatasetStore, attempt: Attempt) -> Iterator[_Source]:
+    """Why an attempt at a partition failed, and what each stage before lost."""
+    key, stages = attempt.partition, attempt.stages
+    failure = failure_of(attempt)
+    if failure is not None:
+        stage = _stage_of(failure)
+        loss = Loss(
+            partition=key,
+            stage=stage.name,
+            reason=FAILED,
+            detail=failure.detail,
+            shard=failure.path,
+            member=failure.member,
+            byte_offset=failure.byte_offset,
         )
+        yield _Source(key, stage, [loss])
+        # A stage that failed by a check has made its tables.
+        before = CHAIN[: CHAIN.index(stage)]
+        stages = {s: record for s, record in stages.items() if s in before or s in attempt.failed_checks}
+    yield from _of_records(dataset, key, stages)
 
 
-def _failed_checks(
-    dataset: DatasetStore, key: str, records: Mapping[Stage, StageRecord]
-) -> Iterator[tuple[Stage, Loss]]:
-    for stage, record in records.items():
-        failed = [outcome for outcome in record.outcomes if outcome.stops]
-        if failed:
-            said = "; ".join(f"{outcome.name}: {outcome.said}" for outcome in failed)
-            yield stage, Loss(partition=key, stage=stage.name, reason=FAILED, detail=f"check {said}")
+def failure_of(attempt: Attempt) -> StageFailure | None:
+    """Returns why an attempt ended: its error, or the checks of the first stage that stopped it; None if by neither."""
+    found = [] if attempt.failure is None else [attempt.failure]
+    for stage, outcomes in attempt.failed_checks.items():
+        detail = "; ".join(f"{outcome.name}: {outcome.said}" for outcome in outcomes)
+        found.append(StageFailure(partition=attempt.partition, stage=stage.name, detail=f"check {detail}"))
+    return min(found, key=lambda failure: CHAIN.index(_stage_of(failure)), default=None)
+
+
+def _stage_of(failure: StageFailure) -> Stage:
+    return next((stage for stage in CHAIN if stage.name == failure.stage), RAW_SHARDS)
+
+
+def _of_records(dataset: DatasetStore, key: str, stages: Mapping[Stage, StageRecord]) -> Iterator[_Source]:
+    """What each of these stages lost, or kept with a fault."""
+    for stage, record in stages.items():
+        yield _Source(
+            key,
+            stage,
+            [
+                Loss(
+                    partition=key,
+                    stage=stage.name,
+                    reason=fault.reason,
+                    detail=fault.detail,
+                    count=fault.count,
+                    **{**fault.origin._asdict(), "shard": fault.origin.shard or None},
+                )
+                for fault in record.kept
+            ],
+        )
+        limits = {f"{t['filter']}.{t['reason']}": t for t in record.limits.get("thresholds", ())}
+        counts = [(table, reason) for table, reason, _ in _counts(record)]
+        for name, listing in _LISTINGS.items():
+            reasons = [reason for table, reason in counts if table == name]
+            if reasons and listing.files["table"] in record.files:  # else the record has what is kept
+                files = {
+                    parameter: dataset.duckdb_path(stages[STAGE_OF_FILE[table]].files[table].path)
+                    for parameter, table in listing.files.items()
+                }
+                yield _Source(key, stage, (), listing, reasons, files, limits)

@@ -1,68 +1,36 @@
-"""Versions of a dataset: manifests, each of which lists the partitions whose marker matches their records and files.
+"""Versions of a dataset: a manifest lists what is published, and ``manifest.json`` is the newest one.
 
-A manifest never names a missing file.
+A manifest never names a missing packed file. The manifest before it is its index: only records that it does not name
+are read. Of two processes that make a manifest at the same time, the later one starts again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from mm_assets.dataset.manifest import PACKED_NAME, make_manifest
-from mm_assets.errors import ChangedError, SourceError
-from mm_assets.pipeline.chain import (
-    FILTERED_ROWS,
-    PACKED_FOLDER,
-    PUBLISHED,
-    TABLES,
-    packed_files,
-)
-from mm_assets.pipeline.state.added_streams import FORMAT as GROWING_FORMAT
-from mm_assets.pipeline.state.added_streams import added_streams, with_added_streams
+from mm_assets.dataset.manifest import FILE_DIGITS, ManifestPartition, file_path, make_manifest, manifest_partitions
+from mm_assets.errors import ChangedError, SchemaMismatchError
+from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_FOLDER, TABLES
+from mm_assets.pipeline.state.added_streams import NewStream, carried_over, with_streams
 from mm_assets.pipeline.state.duplicate_ids import duplicate_ids
-from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.folder import MAX_UNNAMED_SECONDS, DatasetStore, seconds_passed
 from mm_assets.pipeline.state.losses import sum_losses
-from mm_assets.pipeline.state.markers import Listed, Marker
-from mm_assets.pipeline.state.records import canonical_json, digest_fault, size_fault
+from mm_assets.pipeline.state.records import Attempt, canonical_json, digest_fault, size_fault
 from mm_assets.pipeline.state.sql_views import catalog_text
-from mm_assets.pipeline.state.staleness import Present, lost_files
-from mm_assets.pipeline.state.version_facts import note_facts
+from mm_assets.pipeline.state.staleness import DatasetState
+from mm_assets.storage.store import ListedFile, Store
 
-__all__ = [
-    "ManifestReport",
-    "build_manifest",
-    "current_manifest",
-    "missing_streams",
-    "partitions_in_manifest",
-]
+__all__ = ["ManifestReport", "build_manifest", "current_manifest", "verify_tables"]
 
-_LOOKED_AT_SECONDS = 86_400.0
-_LISTINGS = 3  # of folders with a file of each partition at a time
+_DIGESTS = 4  # of tables at a time
+_WITHDRAWALS = 16  # of records at a time: each waits for the storage most of its time
 _ATTEMPTS = 5  # to make a manifest while other processes do the same
-_PACKED_PATH = re.compile(f"{PACKED_FOLDER}/{PACKED_NAME.pattern}")
-
-
-def partitions_in_manifest(dataset: DatasetStore) -> frozenset[str]:
-    """The partitions that the newest manifest lists; none before the first one.
-
-    Raises:
-        SourceError: the manifest cannot be read.
-    """
-    if not dataset.store.exists("manifest.json"):
-        return frozenset()
-    try:
-        shards = json.loads(dataset.store.read_bytes("manifest.json"))["shards"]
-        return frozenset(shard["partition"] for shard in shards)
-    except (ValueError, KeyError, TypeError) as error:
-        url = dataset.store.url_of("manifest.json")
-        raise SourceError(url, "is not a manifest: `mm-assets run` makes it again") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,242 +41,250 @@ class ManifestReport:
         digest: SHA-256 of the manifest, hexadecimal: its name below ``manifests/``.
         manifest: its content.
         url: where the copy of the newest is.
-        present: the dataset as it lists it.
+        state: the dataset with this manifest.
         left_out: partitions that are not in it, with the reason.
-        missing_streams: added stream to the partitions in it that lack or lost it. Where partitions differ in added
-            streams, it lists the files without any.
+        withdrawn: those among them whose record was deleted because of a missing file, with the file.
+        was_damaged: whether it replaced a damaged ``manifest.json``.
+        missing_streams: name of an added stream to the partitions in it that lack the stream.
+        top: the files in the dataset's folder from before it was built; nothing if it was not built now.
     """
 
     digest: str
     manifest: Mapping[str, Any]
     url: str
-    present: Present
+    state: DatasetState
     left_out: Mapping[str, str]
+    withdrawn: Mapping[str, str] = field(default_factory=dict)
     missing_streams: Mapping[str, tuple[str, ...]]
+    was_damaged: bool = False
+    top: Mapping[str, ListedFile] = field(default_factory=dict)
 
 
-def build_manifest(dataset: DatasetStore, known: Present | None = None) -> ManifestReport:
-    """Lists the published partitions whose marker matches their shards, records and files, as a new dataset version.
+def build_manifest(
+    dataset: DatasetStore,
+    *,
+    counts_duplicates: bool = True,
+    stream: NewStream | None = None,
+    read: Mapping[str, ManifestPartition] | None = None,
+) -> ManifestReport:
+    """Lists the partitions that are published by their current recipes, as a new version of the dataset.
 
-    A partition whose files are not what its marker says becomes pending.
-
-    Where another process makes a manifest at the same time, the later one is made again, of all markers.
+    The record of a partition whose packed file is missing is deleted: the partition is pending then.
 
     Args:
         dataset: the dataset's folder.
-        known: the dataset as it was before: markers that have not changed are not read again.
+        counts_duplicates: whether to count the sample ids that several partitions have, which reads the ids of new
+            partitions.
+        stream: a stream that was added, to be listed from now on.
+        read: what records say that the caller has read or written, by key: they are not read again.
 
     Raises:
-        SourceError: the dataset is not registered, or the storage could not be read.
+        SourceError: the dataset is not registered, or the storage cannot be read or written.
         ChangedError: other processes made manifests each time that this one was about to be published.
     """
+    withdrawn: dict[str, str] = {}
     for _ in range(_ATTEMPTS - 1):
         with suppress(ChangedError):
-            return _build_manifest(dataset, known)
-    return _build_manifest(dataset, known)
+            return _build_manifest(dataset, counts_duplicates, stream, read or {}, withdrawn)
+    return _build_manifest(dataset, counts_duplicates, stream, read or {}, withdrawn)
 
 
-def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestReport:
-    store = dataset.store
-    listing = store.listing("")
-    # Before the markers: a manifest of newer ones is not replaced.
-    newest = store.snapshot("manifest.json", listing.get("manifest.json"))
-    registered = dataset.registered(listing)
-    schema = dataset.schema(registered)
-    present = Present(dataset, schema, partitions=registered.partitions, known=known)
-    if _settle(present):
-        present = Present(dataset, known=present)
-    listed, looked_at = dict(sorted(present.published().items())), time.time()
-    left_out = _left_out(present, listed)
-    if faults := _faults(present, listed):
-        _withdraw(present, faults)
-        listed = {key: marker for key, marker in listed.items() if key not in faults}
-    left_out = dict(sorted({**left_out, **faults}.items()))
-    added = added_streams(listed, present.packed)
-    shards: list[dict[str, Any]] = []
-    for key, marker in listed.items():
-        files = dict(marker.packed)
-        if added.files:
-            files[GROWING_FORMAT] = added.files[key]
-        facts = {"num_samples": marker.num_samples, "decodable": marker.decodable}
-        shards.append({"partition": key, **facts, "files": files})
+def _build_manifest(
+    dataset: DatasetStore,
+    counts_duplicates: bool,
+    stream: NewStream | None,
+    read: Mapping[str, ManifestPartition],
+    withdrawn: dict[str, str],
+) -> ManifestReport:
+    """Builds a manifest once, and adds the partitions whose records it deletes to `withdrawn`."""
+    store, began = dataset.store, seconds_passed()
+    newest = store.snapshot("manifest.json")  # first: a manifest of newer records is not replaced
+    top = store.listing("")
+    state = DatasetState(dataset, top=top)
+    state.use_newest(newest.content)
+    schema = state.schema
+    listed = dict(sorted(state.published(read=read).items()))
+    # After the records: the files of each were there before it.
+    missing = _missing_files(state, listed.values())
+    unreadable = {key for key in state.partitions if state.is_published(key) and key not in listed}
+    missing |= dict.fromkeys(unreadable, "its record is damaged")
+    faults = _withdraw(state, missing)
+    withdrawn |= faults
+    listed = {key: entry for key, entry in listed.items() if key not in faults}
+    streams = carried_over(state, listed, stream)
+    listed = with_streams(listed, streams)
     manifest = make_manifest(
         dataset=dataset.spec.name,
         schema=schema.to_json(),
-        shards=shards,
-        added=added.streams,
-        losses=sum_losses(marker.losses for marker in listed.values()),
-        duplicate_ids=_duplicate_ids(dataset, newest.content, shards, listed),
+        partitions=list(listed.values()),
+        added=streams.declared,
+        losses=sum_losses(entry.losses for entry in listed.values()),
+        duplicate_ids=_duplicate_ids(state, listed, is_final=counts_duplicates),
+        settings=_settings(state),
     )
-    content = canonical_json(manifest, indent=1)
+    content = canonical_json(manifest)
     digest = hashlib.sha256(content).hexdigest()
-    if content != newest.content or not store.exists(f"manifests/{digest}.json"):
-        store.write_bytes(f"manifests/{digest}.json", content)
+    if content != newest.content:
+        # Also if there is one of the same content: `clean` leaves young ones, which may be about to be published.
+        store.write_bytes(_name(digest), content)
     catalog = catalog_text(dataset, schema).encode()
-    if store.found_bytes("catalog.sql") != catalog:
+    if not _has_content(store, "catalog.sql", catalog, top):
         store.write_bytes("catalog.sql", catalog)
+    if seconds_passed() - began > MAX_UNNAMED_SECONDS:
+        raise ChangedError(store.url_of("manifest.json"), "took so long that files that it lists may have been deleted")
     store.replace(newest, content)
-    state, last = _state(present), present.cache.manifest
-    if last is None or (last.digest, last.state) != (digest, state):  # else they have been noted
-        note_facts(dataset, digest, schema, {key: registered.partitions[key] for key in listed})
-    present.cache.store(Listed(digest=digest, state=state, looked_at=looked_at))
+    if seconds_passed() - began > MAX_UNNAMED_SECONDS:  # the host was suspended right before it published this
+        store.write_bytes(_name(digest), content)
+        raise ChangedError(store.url_of("manifest.json"), "took so long that files that it lists may have been deleted")
+    unpublished = {key for key in (*state.partitions, *state.records) if key not in listed}
+    left_out = {key: faults.get(key) or state.fault(key) or "" for key in sorted(unpublished)}
+    was_damaged = state.damage is not None
+    state.withdraw(faults)
+    state.use_manifest(manifest, digest, listed)
     return ManifestReport(
         digest=digest,
         manifest=manifest,
         url=store.url_of("manifest.json"),
-        present=present,
+        state=state,
         left_out=left_out,
-        missing_streams=added.missing,
+        withdrawn={key: fault for key, fault in withdrawn.items() if key in left_out},
+        missing_streams=streams.missing,
+        was_damaged=was_damaged,
+        top=top,
     )
 
 
-def current_manifest(present: Present) -> ManifestReport | None:
-    """The newest manifest, if it is the one that would be made of the dataset as it is; else None.
-
-    The tables of all partitions are listed for a manifest, most of its requests: in an object store they are taken to
-    be there for a day.
+def current_manifest(state: DatasetState) -> ManifestReport | None:
+    """Returns the newest manifest if it lists what is published; else None.
 
     Raises:
-        SourceError: the storage could not be read.
+        SourceError: the storage cannot be read.
     """
-    store, known = present.dataset.store, present.cache.manifest
-    if known is None or known.state != _state(present):
+    if state.manifest is None or state.digest is None or state.manifest.get("dataset") != state.dataset.spec.name:
         return None
-    listed = present.published()
-    is_old = abs(time.time() - known.looked_at) > _LOOKED_AT_SECONDS
-    if is_old if not store.is_local else _faults(present, listed):
+    published = {key: state.recipes[key] for key in state.partitions if state.is_published(key)}
+    if {key: entry.recipe for key, entry in state.listed.items()} != published:
         return None
-    content = store.found_bytes("manifest.json")
-    if content is None or hashlib.sha256(content).hexdigest() != known.digest:
+    duplicates = state.manifest.get("duplicate_ids")
+    if duplicates is None or "uncounted" in duplicates:  # one that a load made on its way
+        return None
+    store = state.dataset.store
+    if store.is_local and _missing_files(state, state.listed.values()):  # in a bucket a listing of very many files
         return None
     return ManifestReport(
-        digest=known.digest,
-        manifest=json.loads(content),
+        digest=state.digest,
+        manifest=state.manifest,
         url=store.url_of("manifest.json"),
-        present=present,
-        left_out=_left_out(present, listed),
-        missing_streams=missing_streams(present),
+        state=state,
+        left_out={key: state.fault(key) or "" for key in sorted(state.pending)},
+        missing_streams=carried_over(state, state.listed).missing,
     )
 
 
-def _state(present: Present) -> str:
-    """A digest of all that a manifest follows from, but for files that are gone or of another size."""
-    spec, schema = present.dataset.spec, present.schema
-    declared = [spec.name, schema.to_json(), PUBLISHED.digest(spec, schema)]
-    found = [sorted(present.partitions), present.cache.state, present.packed]
-    return hashlib.sha256(canonical_json([*declared, *found])).hexdigest()
+def verify_tables(store: Store, manifest: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """Compares the tables of a manifest's partitions with the digests in their names; each file is read once.
 
+    Args:
+        store: the dataset's folder.
+        manifest: its content.
 
-def _left_out(present: Present, listed: Container[str]) -> dict[str, str]:
-    keys = {key for key in (*present.partitions, *present.names) if key not in listed}
-    return {key: present.fault(key) or "its marker is damaged" for key in sorted(keys)}
-
-
-def _settle(present: Present) -> bool:
-    """Removes markers of runs that were killed right after they had published the next one; whether there were any.
-
-    The next one carries over their added streams first. Where its files are no longer those that it lists, it may be
-    the other that counts for a process with another declaration: both are left alone.
-    """
-    dataset, found = present.dataset, False
-    several = {key: name for key, name in present.current.items() if len(present.names[key]) > 1}
-    for key, name in several.items():
-        with dataset.markers_held(key) as is_held:
-            # Without a lock, a marker may just be being withdrawn: while there are both, it may be removed.
-            others = sorted({*present.names[key]} - {name} - (set() if is_held else {dataset.withdrawn_name(name)}))
-            if not others:
-                continue
-            published = dataset.store.snapshot(name)
-            if published.content is None or _fault_now(dataset, published.content):
-                continue
-            found = True
-            marker = dataset.marker_in(published) or {}
-            contents = {other: dataset.store.found_bytes(other) for other in others}
-            contents[name] = published.content  # the last, since streams may have been added to it
-            dataset.store.replace(published, canonical_json(with_added_streams(dataset, contents, marker), indent=1))
-            for other in others:
-                dataset.store.delete(other)
-    return found
-
-
-def _faults(present: Present, markers: Mapping[str, Marker]) -> dict[str, str]:
-    """How the files of partitions differ from what their markers say."""
-    store = present.dataset.store
-
-    def made_again(table: str) -> dict[str, str]:
-        sizes = store.sizes(table)  # several hundred bytes for each partition: only few tables' at a time
-        found = {key: _made_again(marker, sizes.get, (table,)) for key, marker in markers.items()}
-        return {key: fault for key, fault in found.items() if fault}
-
-    lost = {key: present.lost_files(marker) for key, marker in markers.items()}
-    found = {key: fault for key, fault in lost.items() if fault}
-    with ThreadPoolExecutor(1 if store.is_local else _LISTINGS, thread_name_prefix="tables") as pool:
-        for faults in pool.map(made_again, TABLES):
-            found = {**faults, **found}
-    return found
-
-
-def _withdraw(present: Present, faulty: Iterable[str]) -> None:
-    """Withdraws markers whose files are not what they say, so that a run makes them again.
+    Returns:
+        How many tables there are, and what is wrong with some of them.
 
     Raises:
-        ChangedError: the files were listed after the markers, and a run has published a partition between the two.
+        SourceError: the storage does not answer.
     """
-    dataset = present.dataset
-    for key in faulty:
-        with dataset.markers_held(key):
-            contents = {name: dataset.store.found_bytes(name) for name in present.names[key]}
-            found = {name: _fault_now(dataset, content) for name, content in contents.items() if content is not None}
-            if not found.get(present.current[key]):
-                where, detail = dataset.store.url_of("manifest.json"), "was published while the manifest was made"
-                raise ChangedError(where, f"partition {key!r} {detail}: run it again")
-            dataset.withdraw_markers(name for name, fault in found.items() if fault)
+    entries = manifest_partitions(manifest, name=store.url_of("manifest.json")).values()
+    files = [(file_path(name, e.key, sha256), sha256) for e in entries for name, (_, sha256) in e.tables.items()]
+
+    def fault(file: tuple[str, str]) -> str | None:
+        path, sha256 = file
+        if not store.exists(path):
+            return f"{path} is missing"
+        found = digest_fault(sha256, store.digest(path)[: len(sha256)])
+        return None if found is None else f"{path} {found}"
+
+    with ThreadPoolExecutor(_DIGESTS, thread_name_prefix="digests") as pool:
+        return len(files), [found for found in pool.map(fault, files) if found is not None]
 
 
-def _fault_now(dataset: DatasetStore, content: bytes) -> str | None:
-    """How the files of a marker differ from what it says at this moment, or None."""
-    size = dataset.store.size
-    try:
-        marker = Marker.of(json.loads(content))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"it is not a marker: {error!r}"
-    if fault := lost_files(marker, size) or _made_again(marker, size):
-        return fault
-    # Records of other settings may have the same size.
-    return digest_fault(marker.record[1], dataset.store.digest(dataset.records_name(marker.key)))
+def _name(digest: str) -> str:
+    return f"manifests/{digest}.json"
+
+
+def _has_content(store: Store, name: str, content: bytes, listed: Mapping[str, ListedFile]) -> bool:
+    file = listed.get(name)
+    if file is None or file.size != len(content):
+        return False
+    # In an S3 store the tag of an object that was uploaded at once, without encryption by a customer's key, is its MD5.
+    is_told = file.etag == f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
+    return is_told or store.found_bytes(name) == content
+
+
+def _missing_files(state: DatasetState, entries: Iterable[ManifestPartition]) -> dict[str, str]:
+    """Which file of a partition is missing or of another size, by key; tables are looked for in a local folder only."""
+    store = state.dataset.store
+    folders = [PACKED_FOLDER, *(TABLES if store.is_local else ())]
+    sizes = {name: file.size for listed in state.dataset.listings(*folders) for name, file in listed.items()}
+    found = {}
+    for entry in entries:
+        files = {**entry.packed, **(entry.tables if store.is_local else {})}
+        for name, (size, sha256) in files.items():
+            path = file_path(name, entry.key, sha256)
+            if fault := size_fault(size, sizes.get(path)):
+                found[entry.key] = f"{path} {fault}"
+                break
+    return found
+
+
+def _withdraw(state: DatasetState, faults: Mapping[str, str]) -> Mapping[str, str]:
+    """Deletes the records of partitions whose files are missing, so that a run rebuilds them; returns the faults.
+
+    Their stages become those of attempts: the run reuses them.
+    """
+    dataset = state.dataset
+
+    def withdraw(key: str) -> None:
+        recipe = state.recipes[key]
+        with suppress(SchemaMismatchError):
+            record = dataset.record(key, recipe)
+            if record is not None:
+                dataset.write_attempt(Attempt(partition=key, stages=record.stages))
+        dataset.store.delete(dataset.record_name(key, recipe))
+
+    with ThreadPoolExecutor(_WITHDRAWALS, thread_name_prefix="withdrawals") as pool:
+        list(pool.map(withdraw, faults))  # `list` raises what failed
+    return faults
+
+
+def _settings(state: DatasetState) -> dict[str, Any]:
+    """By stage, the values of the settings that determine its files, for comparisons of versions."""
+    spec = state.dataset.spec
+    stages = [stage for stage in CHAIN if stage.files and stage.is_made(spec)]
+    plain = {stage.name: dict(stage.settings(spec)) for stage in stages}
+    return dict(json.loads(json.dumps(plain, default=str)))
 
 
 def _duplicate_ids(
-    dataset: DatasetStore, newest: bytes | None, shards: Sequence[Mapping[str, Any]], markers: Mapping[str, Marker]
-) -> Mapping[str, Any]:
-    """The ids that several partitions have; those of the newest manifest, if it lists the same files."""
+    state: DatasetState, listed: Mapping[str, ManifestPartition], *, is_final: bool
+) -> Mapping[str, Any] | None:
+    """Counts the ids that several partitions have, with the help of the manifest before.
 
-    def files(listed: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-        # The ids of a file do not depend on the streams that were added to the other.
-        return {shard["partition"]: next(iter(packed_files(shard).values()))["sha256"] for shard in listed}
-
-    with suppress(ValueError, KeyError, TypeError):  # it is damaged, or one of an earlier release
-        before = {} if newest is None else json.loads(newest)
-        if files(before["shards"]) == files(shards):
-            known: Mapping[str, Any] = before["duplicate_ids"]
-            return known
-    before = {}  # as large as the one that is made, and several times that in memory
-    sizes = {key: marker.tables[FILTERED_ROWS.tables[0].name] for key, marker in markers.items()}
-    return duplicate_ids(dataset, {key: marker.rows_digest for key, marker in markers.items()}, sizes)
-
-
-def missing_streams(present: Present) -> Mapping[str, tuple[str, ...]]:
-    """Added streams that published partitions lack or lost, with these partitions; the manifest does not list them.
-
-    Raises:
-        SourceError: the storage could not be read.
+    Of a manifest that is not final, new partitions are only named: None if no count before holds for the others.
     """
-    return added_streams(present.published(), present.packed).missing
-
-
-def _made_again(marker: Marker, size_of: Callable[[str], int | None], tables: Container[str] = TABLES) -> str | None:
-    """What changed in a partition's tables since its marker was written, or None; `size_of` is None of what is gone."""
-    for path, size in marker.table_files(tables):
-        if fault := size_fault(size, size_of(path)):
-            return f"{path} {fault}"
-    return None
+    table = FILTERED_ROWS.tables[0].name
+    files = {key: entry.tables[table] for key, entry in listed.items()}
+    before: Mapping[str, Any] = (state.manifest or {}).get("duplicate_ids") or {}
+    uncounted = set(before.get("uncounted", () if before else state.listed))
+    counted = {key: entry.tables[table] for key, entry in state.listed.items() if key not in uncounted}
+    same = {
+        key
+        for key, (_, sha256) in files.items()
+        if key in counted and counted[key][1][:FILE_DIGITS] == sha256[:FILE_DIGITS]
+    }
+    holds = bool(before) and len(same) == len(counted)
+    if holds and len(same) == len(files):
+        return {key: value for key, value in before.items() if key != "uncounted"}
+    if not is_final:
+        return {**before, "uncounted": sorted(files.keys() - same)} if holds else None
+    return duplicate_ids(state.dataset, files, unique=same if before and before["count"] == 0 else ())

@@ -11,16 +11,18 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from mm_assets.errors import ConfigError, MmAssetsError, SchemaMismatchError, SourceError
+from mm_assets.errors import ChangedError, ConfigError, MmAssetsError, SchemaMismatchError, SourceError
 from mm_assets.formats import crc32c
-from mm_assets.pipeline.chain import MATERIALIZED_ROWS, RAW_SHARDS
-from mm_assets.pipeline.spec import DatasetSpec, plain
-from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.records import Partition, Registered
+from mm_assets.pipeline.chain import MATERIALIZED_ROWS, RAW_SHARDS, Stage
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
+from mm_assets.pipeline.state.records import Partition, Registered, StageRecord
 from mm_assets.pipeline.state.schema_inference import Decision, decide_layout
 from mm_assets.rows.base import shard_suffixes, source_formats
 from mm_assets.storage.files import SourceFile
@@ -31,7 +33,6 @@ from mm_assets.storage.urls import (
     is_local,
     is_web,
     local_path,
-    normalized_url,
     protocols,
     without_query,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "registration_fault",
 ]
 
+_ATTEMPTS = 5  # to register while other processes do the same
 _CHUNK = 4 << 20  # bytes of a shard that are hashed at a time
 MAX_KEY = 200  # bytes: a file name has 255 at most, and ours add a digest, an extension and dots
 
@@ -117,13 +119,12 @@ def group_shards(spec: DatasetSpec, listing: Listing, known: Iterable[Partition]
     Args:
         spec: the declaration.
         listing: its shards.
-        known: the partitions as registered. Their shards keep the URLs under which they are registered, as releases
-            before stored them.
+        known: the partitions as registered.
     """
     pattern = re.compile(spec.partition_pattern) if spec.partition_pattern else None
     formats = source_formats(spec.source, where=spec.where)
     suffixes = tuple(suffix for found in formats.values() for suffix in found.SUFFIXES)
-    registered = {normalized_url(shard.url): (shard.url, p.key) for p in known for shard in p.shards}
+    registered = {shard.url: partition.key for partition in known for shard in partition.shards}
     skipped = list(listing.skipped)
     groups: dict[str, list[ShardFile]] = {}
     for shard in listing.shards:
@@ -142,15 +143,14 @@ def group_shards(spec: DatasetSpec, listing: Listing, known: Iterable[Partition]
     partitions = []
     for key, group in sorted(groups.items()):
         if pattern is None and len(group) > 1:
-            first = [shard for shard in group if registered.get(shard.url, ("", ""))[1] == key][:1]
+            first = [shard for shard in group if registered.get(shard.url) == key][:1]
             advice = (
                 f"would be partition {key!r} too; to have their folders in their keys, set partition_pattern: '(.+)\\.'"
             )
             skipped += [f"{one.url} is skipped: {other.url} {advice}" for one, other in _conflicts(group, first)]
             group = first
-        shards = tuple(replace(shard, url=registered.get(shard.url, (shard.url, ""))[0]) for shard in group)
-        if shards:
-            partitions.append(Partition(key=key, shards=shards))
+        if group:
+            partitions.append(Partition(key=key, shards=tuple(group)))
     return Grouped(partitions, tuple(sorted(skipped)))
 
 
@@ -280,6 +280,9 @@ def register(
 ) -> Registration:
     """Lists the shards, stores the partitions and, the first time, the dataset's schema.
 
+    If another process registers the dataset meanwhile, what it stored is read and the shards are listed again: the last
+    listing that is stored began after everything that it replaces.
+
     Args:
         dataset: the dataset's folder.
         new_schema: decide the schema again although there is one.
@@ -292,7 +295,27 @@ def register(
     Raises:
         SourceError: no shard was found, or none that can decide the schema.
         ConfigError: the declaration's schema settings changed and `new_schema` was not given, or no shard can be taken.
+        ChangedError: other processes registered the dataset each time that this one was about to.
     """
+    for remaining in reversed(range(_ATTEMPTS)):
+        try:
+            return _register(dataset, new_schema, wait, allow_empty, dry_run, seen, sleep)
+        except ChangedError:
+            if not remaining:
+                raise
+    raise AssertionError
+
+
+def _register(
+    dataset: DatasetStore,
+    new_schema: bool,
+    wait: bool,
+    allow_empty: bool,
+    dry_run: bool,
+    seen: Mapping[str, tuple[str, float]] | None,
+    sleep: Callable[[float], None],
+) -> Registration:
+    """Registers once; raises `ChangedError` if another process did since this one read what was registered."""
     spec = dataset.spec
     stored = dataset.registered()
     partitions, unsettled, young, skipped = list_partitions(spec, seen=seen, known=stored.partitions.values())
@@ -306,7 +329,8 @@ def register(
     fault = None if new_schema else _refusal(dataset, source, declared)
     if fault is not None:
         raise fault
-    partitions = [_recognized(dataset, before.get(p.key), p) for p in partitions]
+    recognition = _Recognition(dataset)
+    partitions = [recognition.partition(before.get(p.key), p) for p in partitions]
     present = {p.key: p for p in partitions}
     waiting = {partition.key for partition in unsettled}
     # A partition whose shards are being replaced, or added to, remains as registered until they settle.
@@ -319,7 +343,7 @@ def register(
         if not dry_run:
             _store(dataset, decision, stored, new_schema=new_schema)
     if not dry_run and ({p.key: p for p in everything} != before or source != spec.shards):
-        dataset.write_partitions(everything)
+        dataset.write_partitions(everything, stored)
     return Registration(
         partitions=everything,
         added=tuple(k for k in sorted(keys) if k not in before),
@@ -379,12 +403,9 @@ def _refusal(dataset: DatasetStore, source: str | None, declared: Mapping[str, o
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The schema settings that differ from those stored, by their keys in the declaration."""
-    of_samples = before.get("samples", {})
-    # An earlier release stored fewer settings: what one of those was then is unknown, unless it did not exist.
-    stored = {name: of_samples.get(name, plain(value)) for name, value in after["samples"].items()}
-    if "roles" not in of_samples:
-        stored["roles"] = None
-    names = sorted(name for name, value in after["samples"].items() if stored[name] != value)
+    stored = before.get("samples", {})
+    # A release that had fewer settings did not store the others: they did not exist.
+    names = sorted(name for name, value in after["samples"].items() if stored.get(name, value) != value)
     keys = sorted(key for key in before.keys() | after.keys() if key != "samples" and before.get(key) != after.get(key))
     return [*(f"samples.{name}" for name in names), *keys]
 
@@ -398,7 +419,8 @@ def _decided_with(stored: Registered) -> Mapping[str, object] | None:
 def _store(dataset: DatasetStore, decision: Decision, stored: Registered, *, new_schema: bool) -> None:
     """Stores a decision, that without any sample once for the same settings."""
     if new_schema or decision.decided_by is not None or stored.declared != dataset.spec.declared:
-        dataset.write_schema(replace(decision.schema, evidence=decision.evidence()), decided_by=decision.decided_by)
+        schema = replace(decision.schema, evidence=decision.evidence())
+        dataset.write_schema(schema, stored, decided_by=decision.decided_by)
 
 
 # -- which version of a local shard a file is: by its bytes, if its times alone cannot tell
@@ -422,54 +444,70 @@ def content_digest(file: SourceFile) -> str:
     return f"{value:08x}"
 
 
-def _recognized(dataset: DatasetStore, before: Partition | None, found: Partition) -> Partition:
-    """A partition as listed, whose local shards have the registered fingerprints where their bytes are the same.
+class _Recognition:
+    """Recognizes local shards that are those that were registered, by their bytes, if their times alone cannot.
 
-    Args:
-        dataset: the dataset's folder.
-        before: the partition as registered, if it was.
-        found: the partition as listed.
-
-    Returns:
-        The partition with a fingerprint of its own for each shard whose bytes changed without its size and time.
+    What earlier runs recorded of the bytes is listed once, if it is needed.
     """
-    if before == found or all(shard.times is None for shard in found.shards):
-        return found
-    known = {} if before is None else {shard.url: shard for shard in before.shards}
-    shards = (
-        _recognized_shard(dataset, found.key, known[shard.url], shard) if shard.url in known else shard
-        for shard in found.shards
-    )
-    return replace(found, shards=tuple(shards))
 
+    def __init__(self, dataset: DatasetStore) -> None:
+        self._dataset = dataset
 
-def _recognized_shard(dataset: DatasetStore, key: str, before: ShardFile, found: ShardFile) -> ShardFile:
-    if found.times is None or found.size != before.size:
-        return found
-    if found.times == before.times:
-        return before
-    recorded = _recorded_digest(dataset, key, before)
-    if recorded is None:
-        return found
-    try:
-        with SourceFile(found.url, dataset.spec.storage_options) as file:
-            digest = content_digest(file)
-    except SourceError:  # the stage that reads it will say so
-        return found
-    return replace(found, fingerprint=before.fingerprint if digest == recorded else f"{found.fingerprint}-{digest}")
+    @cached_property
+    def _recipes(self) -> Mapping[str, Sequence[str]]:
+        return self._dataset.recipes(self._dataset.store.sizes(RECORDS))
 
+    def partition(self, before: Partition | None, found: Partition) -> Partition:
+        """A partition as listed, whose local shards have the registered fingerprints if their bytes are the same.
 
-def _recorded_digest(dataset: DatasetStore, key: str, shard: ShardFile) -> str | None:
-    """The digest of the registered version of a shard, or None where nothing has read all of it."""
-    _, _, digest = shard.fingerprint.split("-") if shard.fingerprint.count("-") == 2 else ("", "", None)
-    if digest is not None or shard.times is None:
-        return digest
-    try:
-        records = dataset.records(key)
-    except (SourceError, SchemaMismatchError):  # damaged, or of an earlier version
+        Args:
+            before: the partition as registered, if it was.
+            found: the partition as listed.
+
+        Returns:
+            The partition with a fingerprint of its own for each shard whose bytes changed without its size and time.
+        """
+        if before == found or all(shard.times is None for shard in found.shards):
+            return found
+        known = {} if before is None else {shard.url: shard for shard in before.shards}
+        shards = (
+            self._shard(found.key, known[shard.url], shard) if shard.url in known else shard for shard in found.shards
+        )
+        return replace(found, shards=tuple(shards))
+
+    def _shard(self, key: str, before: ShardFile, found: ShardFile) -> ShardFile:
+        if found.times is None or found.size != before.size:
+            return found
+        if found.times == before.times:
+            return before
+        recorded = self._recorded_digest(key, before)
+        if recorded is None:
+            return found
+        try:
+            with SourceFile(found.url, self._dataset.spec.storage_options) as file:
+                digest = content_digest(file)
+        except SourceError:  # the stage that reads it will say so
+            return found
+        return replace(found, fingerprint=before.fingerprint if digest == recorded else f"{found.fingerprint}-{digest}")
+
+    def _recorded_digest(self, key: str, shard: ShardFile) -> str | None:
+        """The digest of the registered version of a shard, or None if nothing has read all of it."""
+        if shard.fingerprint.count("-") == 2:
+            return shard.fingerprint.rpartition("-")[2]
+        for stages in self._earlier(key):
+            if {RAW_SHARDS, MATERIALIZED_ROWS} <= stages.keys() and (
+                stages[RAW_SHARDS].inputs.get(shard.url) == shard.fingerprint
+            ):
+                return stages[MATERIALIZED_ROWS].inputs.get(shard.url)
         return None
-    if {RAW_SHARDS, MATERIALIZED_ROWS} <= records.keys() and (
-        records[RAW_SHARDS].inputs.get(shard.url) == shard.fingerprint
-    ):
-        return records[MATERIALIZED_ROWS].inputs.get(shard.url)
-    return None
+
+    def _earlier(self, key: str) -> Iterator[Mapping[Stage, StageRecord]]:
+        for recipe in self._recipes.get(key, ()):
+            with suppress(SourceError, SchemaMismatchError):
+                record = self._dataset.record(key, recipe)
+                if record is not None:
+                    yield record.stages
+        with suppress(SourceError):
+            attempt = self._dataset.attempt(key)
+            if attempt is not None:
+                yield attempt.stages

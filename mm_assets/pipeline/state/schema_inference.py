@@ -128,7 +128,7 @@ class Decision:
     @property
     def notes(self) -> tuple[str, ...]:
         """What users should know: shards and texts that cannot be read, odd samples, settings that seem to be wrong."""
-        unread = tuple(f"an unreadable shard decided nothing: {shard.error}" for shard in self.shards if shard.error)
+        unread = tuple(f"the layout was decided without an unreadable shard: {s.error}" for s in self.shards if s.error)
         kinds = [kind for kind in self.kinds if not kind.fits]
         odd = tuple(map(self._said, kinds[:MAX_SAID]))
         more = (f"and {len(kinds) - MAX_SAID:,} more kinds of sample",) if len(kinds) > MAX_SAID else ()

@@ -105,6 +105,8 @@ class Backend(ABC):
         kind: what it is, in words for people.
 
     Attributes:
+        place: of which partition and stage it is, for the head of the page, as JSON.
+        warning: what goes before its note.
         may_be_dataset: whether it may be a dataset's folder, or a manifest in one, which has more to explore.
         has_versions: whether a newer version may be published while it is looked at.
     """
@@ -115,6 +117,8 @@ class Backend(ABC):
     def __init__(self, title: str, kind: str) -> None:
         self.title = title
         self.kind = kind
+        self.place: Mapping[str, Any] = {}
+        self.warning = ""
 
     # What a source gives.
 
@@ -196,7 +200,7 @@ class Backend(ABC):
         is_complete, known = self.is_complete, self.known()  # in this order: another thread may read on in between
         stop = min(offset + limit, known)
         entries = self.entries(range(min(offset, known), stop))
-        note = self.note()
+        note = f"{self.warning}\n{self.note()}".strip()
         if not is_complete and known <= offset:
             behind = f"The first {known:,} samples have been read so far, this page starts at {offset:,}: reload it."
             note = f"{note}\n{behind}".strip()

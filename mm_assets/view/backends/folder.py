@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
 import time
@@ -10,13 +9,15 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mm_assets.dataset.manifest import file_path
 from mm_assets.display import Item
-from mm_assets.errors import ConfigError, SourceError
-from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, PUBLISHED, ROWS
+from mm_assets.errors import ConfigError
+from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, PACKED_FOLDER, ROWS
+from mm_assets.pipeline.explore.diff import newest_digest
+from mm_assets.pipeline.explore.status import failures
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.folder import WITHDRAWN, DatasetStore
-from mm_assets.pipeline.state.markers import Markers
-from mm_assets.pipeline.state.records import Partition
+from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.storage.files import SourceFile
 from mm_assets.view.backends.base import Backend, Entry, NoSampleError, Picture
 from mm_assets.view.backends.container import ContainerBackend
@@ -28,11 +29,11 @@ from mm_assets.view.backends.rows import RowsBackend
 if TYPE_CHECKING:
     from mm_assets.view.sample_table import SampleTable
 
-__all__ = ["FolderBackend", "open_dataset_store"]
+__all__ = ["FolderBackend", "FolderListing", "open_dataset_store"]
 
 MAX_OPEN = 64  # partitions: a page of rows may have samples of 50
-MAX_READ_MARKERS = 200  # beside those that the cache of markers knows
-LISTING_SECONDS = 5.0  # for which a list of partitions is used again
+MAX_READ_RECORDS = 200  # of partitions that the newest manifest does not list
+LISTING_SECONDS = 5.0  # for which a listing of the folder is used again
 _VERSION = re.compile(r"@[0-9a-f]{64}")  # no key of a partition begins so
 # Tables of rows, the last one made first.
 _STAGES = tuple(stage.tables[0].name for stage in (FILTERED_ROWS, MATERIALIZED_ROWS, ROWS))
@@ -47,12 +48,40 @@ def open_dataset_store(folder: str, storage_options: Mapping[str, Any] | None = 
     root, _, name = folder.rstrip("/").rpartition("/")
     config: dict[str, Any] = {"name": name, "shards": root or "/", "root": root or "/"}
     if storage_options:
-        config["root_options"] = dict(storage_options)
+        config |= {"root_options": dict(storage_options), "storage_options": dict(storage_options)}
     try:
         return DatasetStore(DatasetSpec.from_config(config, where="arguments"))
     except ConfigError as error:
         detail = f"{folder} cannot be opened as a dataset's folder ({error.detail}): name its manifest.json"
         raise ConfigError("arguments", "X", detail) from error
+
+
+class FolderListing:
+    """A dataset's folder as it was listed some seconds ago at most; safe for several threads.
+
+    Args:
+        dataset: the folder.
+    """
+
+    def __init__(self, dataset: DatasetStore) -> None:
+        self.dataset = dataset
+        self._lock = threading.Lock()
+        self._listed: tuple[float, DatasetState] | None = None
+
+    @property
+    def state(self) -> DatasetState:
+        """The dataset as listed; `SourceError` if the storage cannot be read."""
+        known = self._listed
+        # One thread lists again; the others have what is known, as long as there is something.
+        if (known is None or known[0] < time.monotonic()) and self._lock.acquire(blocking=known is None):
+            try:
+                if self._listed is known:
+                    state = DatasetState(self.dataset)
+                    self._listed = time.monotonic() + LISTING_SECONDS, state  # from its end: it may take longer
+            finally:
+                self._lock.release()
+        assert self._listed is not None
+        return self._listed[1]
 
 
 class FolderBackend(Backend):
@@ -69,18 +98,15 @@ class FolderBackend(Backend):
     def __init__(self, dataset: DatasetStore, storage_options: Mapping[str, Any] | None = None) -> None:
         super().__init__(dataset.store.url, "dataset")
         self.dataset = dataset
+        self.listing = FolderListing(dataset)
         self._options = dict(storage_options or {})
-        self._digest = self._newest_digest()
+        self._digest = newest_digest(dataset)
         self._whole = self._open_whole()
         self._checked = time.monotonic(), self._digest
         self._lock = threading.Lock()
         self._open: OrderedDict[str, Backend] = OrderedDict()
         self._listing = threading.Lock()  # of the next: a long list must not hold up who reads a partition
         self._listed: tuple[float, Sequence[Mapping[str, Any]]] | None = None
-
-    def _newest_digest(self) -> str | None:
-        content = self.dataset.store.found_bytes("manifest.json")
-        return None if content is None else hashlib.sha256(content).hexdigest()
 
     def _open_whole(self) -> PackedBackend | None:
         return None if self._digest is None else self._open_version(self._digest, or_newest=True)
@@ -121,7 +147,7 @@ class FolderBackend(Backend):
         with self._lock:
             at, digest = self._checked
         if time.monotonic() - at > LISTING_SECONDS:
-            digest = self._newest_digest()
+            digest = newest_digest(self.dataset)
             with self._lock:
                 self._checked = time.monotonic(), digest
         if digest is None or digest == shown:
@@ -190,27 +216,20 @@ class FolderBackend(Backend):
             return self._listed[1]
 
     def _list(self) -> list[Mapping[str, Any]]:
-        store = self.dataset.store
-        partitions = self.dataset.registered().partitions
-        listing = store.listing(PUBLISHED.name)
-        names = _published(self.dataset.marker_names(listing))
-        markers = Markers(self.dataset, listing)
-        cheap = [name for name in names.values() if name in markers.seen]
-        others = [name for name in names.values() if name not in markers.seen]
-        read = markers.read([*cheap, *others[:MAX_READ_MARKERS]])
-        failed = set(store.sizes("failures"))
+        state = self.listing.state
+        newer = sorted(state.records.keys() - state.listed.keys())
+        published = state.published([*state.listed, *newer[:MAX_READ_RECORDS]], outdated=True)
+        failed = failures(state, [key for key in state.partitions if key not in state.records])
         found: list[Mapping[str, Any]] = []
-        for key in sorted({*partitions, *names}):
-            marker = read.get(names.get(key, ""))
-            has_failed = DatasetStore.failure_name(key) in failed
-            state = "published" if key in names else "failed" if has_failed else "pending"
-            partition = partitions.get(key)
+        for key in sorted({*state.partitions, *state.records}):
+            entry, partition = published.get(key), state.partitions.get(key)
+            name = "published" if key in state.records else "failed" if key in failed else "pending"
             found.append(
                 {
                     "key": key,
-                    "state": state if partition is not None else f"{state}, not registered",
-                    "samples": None if marker is None else marker.num_samples,
-                    "bytes": None if marker is None else sum(size for _, size in marker.served_files()),
+                    "state": name if partition is not None else f"{name}, not registered",
+                    "samples": None if entry is None else entry.num_samples,
+                    "bytes": None if entry is None else sum(size for size, _ in entry.packed.values()),
                     "shards": 0 if partition is None else len(partition.shards),
                 }
             )
@@ -230,52 +249,45 @@ class FolderBackend(Backend):
             return found
 
     def _open_partition(self, key: str, stage: str) -> Backend:
-        partition = self.dataset.registered().partitions.get(key)
-        names = self.dataset.marker_names()
-        if partition is None and key not in names:
+        state = self.listing.state
+        if key not in state.partitions and key not in state.records:
             raise NoSampleError(f"{self.title} has no partition {key!r}")
-        stages = self._stages(key, partition, names)
-        if not stages:
+        files = self._files(state, key)
+        if not files:
             raise NoSampleError(f"{self.title}: partition {key!r} has neither files nor shards")
-        if stage and stage not in stages:
-            raise NoSampleError(f"{self.title}: partition {key!r} has no {stage!r}, there are {', '.join(stages)}")
-        chosen = stage or stages[0]
-        return _PartitionBackend(self._of_stage(key, chosen, partition, names), key, chosen, stages, self._failure(key))
+        if stage and stage not in files:
+            raise NoSampleError(f"{self.title}: partition {key!r} has no {stage!r}, there are {', '.join(files)}")
+        chosen = stage or next(iter(files))
+        failure = failures(state, [key]).get(key)
+        backend = self._open_stage(state, key, chosen, files[chosen])
+        backend.kind = f"{chosen} of partition {key}"
+        backend.place = {"partition": key, "stage": chosen, "stages": list(files)}
+        backend.warning = "" if failure is None else f"Its last run failed at {failure.stage}: {failure.said}"
+        return backend
 
-    def _failure(self, key: str) -> str:
-        failure = self.dataset.failure(key)
-        return "" if failure is None else f"Its last run failed at {failure.stage}: {failure.said}"
+    def _files(self, state: DatasetState, key: str) -> dict[str, str]:
+        """What there is of a partition, the last stage first, with its path in the folder; shards have none there."""
+        found = {}
+        for entry in state.published([key], outdated=True).values():
+            form, (_, sha256) = next(iter(entry.packed.items()))
+            found[PACKED_FOLDER] = file_path(form, key, sha256)
+        tables = state.tables([key]).get(key, {})
+        found |= {table: tables[table] for table in _STAGES if table in tables}
+        return found | ({"shards": ""} if key in state.partitions else {})
 
-    def _stages(self, key: str, partition: Partition | None, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-        """What there is of a partition, the last stage first."""
-        store = self.dataset.store
-        tables = [stage for stage in _STAGES if store.exists(DatasetStore.table(stage, key))]
-        packed = ["packed"] if _published({key: names.get(key, ())}) else []
-        shards = ["shards"] if partition is not None and partition.shards else []
-        return (*packed, *tables, *shards)
-
-    def _of_stage(
-        self, key: str, stage: str, partition: Partition | None, names: Mapping[str, tuple[str, ...]]
-    ) -> Backend:
+    def _open_stage(self, state: DatasetState, key: str, stage: str, path: str) -> Backend:
         import mm_assets
 
-        store = self.dataset.store
-        shards = () if partition is None else partition.shards
+        shards = state.partitions[key].shards if key in state.partitions else ()
         if stage == "shards":
             return ContainerBackend([SourceFile(shard.url, self._options) for shard in shards], key)
-        if stage != "packed":
-            urls = {shard.url for shard in shards}
-            references = References(urls.__contains__, self._options)
-            file = SourceFile(store.url_of(DatasetStore.table(stage, key)), self._options)
-            return RowsBackend(ParquetRows(file), file.url, references, stage)
-        listing = store.listing(PUBLISHED.name)
-        name = _published({key: names[key]})[key]
-        marker = Markers(self.dataset, listing).read([name]).get(name)
-        if marker is None:
-            raise SourceError(store.url_of(name), "is not a marker of this release: run the partition again")
-        file_name = next(iter(marker.packed.values()))["path"]
-        url = store.url_of(file_name)
-        return PackedBackend(mm_assets.open(url, storage_options=self._options), url)
+        url = self.dataset.store.url_of(path)
+        if stage == PACKED_FOLDER:
+            return PackedBackend(mm_assets.open(url, storage_options=self._options), url)
+        urls = {shard.url for shard in shards}
+        return RowsBackend(
+            ParquetRows(SourceFile(url, self._options)), url, References(urls.__contains__, self._options), stage
+        )
 
     def close(self) -> None:
         """Closes everything that is open."""
@@ -285,65 +297,3 @@ class FolderBackend(Backend):
             self._open.clear()
         if self._whole is not None:
             self._whole.close()
-
-
-def _published(names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """The marker of each partition that has one which is not withdrawn: the last of several."""
-    found = {key: [name for name in markers if not name.endswith(WITHDRAWN)] for key, markers in names.items()}
-    return {key: markers[-1] for key, markers in found.items() if markers}
-
-
-class _PartitionBackend(Backend):
-    """A stage of a partition, with the names of its other stages."""
-
-    def __init__(self, inner: Backend, key: str, stage: str, stages: Sequence[str], failure: str) -> None:
-        super().__init__(inner.title, f"{stage} of partition {key}")
-        self._inner = inner
-        self._facts = {"partition": key, "stage": stage, "stages": list(stages)}
-        self._failure = failure
-
-    def about(self) -> Mapping[str, Any]:
-        return {**self._inner.about(), **self._facts}
-
-    def sample_table(self) -> SampleTable | None:
-        return self._inner.sample_table()
-
-    def note(self) -> str:
-        return "\n".join(filter(None, (self._failure, self._inner.note())))
-
-    @property
-    def is_complete(self) -> bool:
-        return self._inner.is_complete
-
-    def reach(self, count: int, seconds: float) -> None:
-        self._inner.reach(count, seconds)
-
-    def known(self) -> int:
-        return self._inner.known()
-
-    def ids(self, start: int, stop: int) -> Sequence[str]:
-        return self._inner.ids(start, stop)
-
-    def matches(self, text: str, start: int, stop: int) -> list[int]:
-        return self._inner.matches(text, start, stop)
-
-    def index_of(self, sample_id: str) -> int | None:
-        return self._inner.index_of(sample_id)
-
-    def entries(self, indices: Sequence[int]) -> Sequence[Entry]:
-        return self._inner.entries(indices)
-
-    def items(self, index: int) -> tuple[Item, ...]:
-        return self._inner.items(index)
-
-    def picture(self, index: int) -> Picture:
-        return self._inner.picture(index)
-
-    def identity(self, index: int) -> str:
-        return self._inner.identity(index)
-
-    def end_reading(self) -> None:
-        self._inner.end_reading()
-
-    def close(self) -> None:
-        self._inner.close()

@@ -382,7 +382,7 @@ async function showSample(root, now, signal) {
       h("h2", { class: "grow" }, found.id), number, turns),
     h("div", { class: "sample" }, ...sections),
     absent.length ? h("p", { class: "muted absent" }, `Not in this sample: ${absent.join(", ")}`) : "", origin);
-  if (isListed) { // the sample does not wait for a list that has to be made again
+  if (isListed) { // the sample does not wait for a list that has to be rebuilt
     neighbours(now, index, list, signal).then((links) => {
       if (signal.aborted) return;
       if (links) showTurns(links, ", in the list's order");

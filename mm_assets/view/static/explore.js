@@ -147,11 +147,9 @@ async function showDrops(root, api, now) {
   place.replaceChildren(h("p", { class: "muted" }, "Reading the tables, of very many partitions for some seconds…"));
   await fill(api, place, async () => {
     const [stage, reason] = chosen ? [chosen.stage, chosen.reason] : now.of.split(/\/(.*)/s);
-    const found = chosen === null || isDrop(chosen)
-      ? await api.get("api/explore/drops", { reason, partition: now.partition, after: now.after })
-      : await api.get("api/explore/losses", { stage, reason, partition: now.partition, after: now.after });
-    const cards = found.drops ? bySample(found.drops).map((rows) => dropCard(api, rows)) : found.losses.map((loss) => lossCard(api, loss));
-    const rows = (found.drops ?? found.losses).length;
+    const found = await api.get("api/explore/losses", { stage, reason, partition: now.partition, after: now.after });
+    const cards = bySample(found.losses).map((losses) => lossCard(api, losses));
+    const rows = found.losses.length;
     const next = found.after === null ? null : api.link({ ...state, after: found.after });
     const said = rows ? `${plural(rows, "item")}${cards.length < rows ? ` of ${plural(cards.length, "sample")}` : ""}${now.after ? " of a later page" : ""}` : next ? `None up to partition ${found.after.split(/:(.*)/s)[1]}: go on with Next` : "None here";
     say(said);
@@ -163,32 +161,30 @@ async function showDrops(root, api, now) {
 }
 
 /** What decided, in the words of the filter: "4, min_width is 10". */
-function measured(drop) {
-  if (drop.value === null) return drop.detail || "";
-  return `${short(drop.value)}${drop.setting ? `, ${drop.setting} is ${short(drop.limit)}` : ""}`;
+function measured(loss) {
+  if (loss.value === null) return loss.detail;
+  return `${short(loss.value)}${loss.setting ? `, ${loss.setting} is ${short(loss.limit)}` : ""}`;
 }
 
-/** Drops of one sample for one reason, which follow each other: a filter of samples drops all rows of one. */
-function bySample(drops) {
+/** Rows of one sample with one reason, which follow each other: a filter of samples drops all rows of one. */
+function bySample(losses) {
   const groups = [];
-  for (const drop of drops) {
+  for (const loss of losses) {
     const last = groups.at(-1)?.[0];
-    const same = last && ["partition", "sample_id", "filter", "reason"].every((name) => last[name] === drop[name]);
-    if (same) groups.at(-1).push(drop);
-    else groups.push([drop]);
+    const same = last && loss.modality !== null && ["partition", "sample_id", "reason"].every((name) => last[name] === loss[name]);
+    if (same) groups.at(-1).push(loss);
+    else groups.push([loss]);
   }
   return groups;
 }
 
-function dropCard(api, rows) {
-  const drop = rows.find((row) => !["metadata", "text"].includes(row.modality)) ?? rows.find((row) => row.modality === "text") ?? rows[0];
-  const names = rows.map((row) => (row.modality === "metadata" ? "metadata" : `${row.modality} ${row.position}`));
-  return lostCard(api, drop, drop.sample_id, `${drop.filter}: ${drop.reason}`, measured(drop), `${names.join(", ")} · ${drop.partition}`);
-}
-
-function lossCard(api, loss) {
+function lossCard(api, losses) {
+  const loss = losses.find((row) => !["metadata", "text"].includes(row.modality)) ?? losses.find((row) => row.modality === "text") ?? losses[0];
+  const rows = losses.filter((row) => row.modality).map((row) => (row.modality === "metadata" ? "metadata" : `${row.modality} ${row.position}`));
   const times = loss.count > 1 ? ` (${count(loss.count)} times)` : "";
-  return lostCard(api, loss, loss.sample_id ?? loss.member ?? loss.partition, `${loss.reason}${times}`, loss.detail, [loss.member, loss.partition].filter(Boolean).join(" · "));
+  const why = loss.modality && loss.kind !== "kept" ? loss.reason.replace(/\.([^.]*)$/, ": $1") : loss.reason;
+  const where = [rows.join(", ") || loss.member, loss.partition].filter(Boolean).join(" · ");
+  return lostCard(api, loss, loss.sample_id ?? loss.member ?? loss.partition, `${why}${times}`, measured(loss), where);
 }
 
 function lostCard(api, item, title, why, detail, where) {

@@ -12,13 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 from mm_assets.cli.main import main
+from mm_assets.dataset.add_stream import Values
 from mm_assets.errors import ConfigError, SourceError
-from mm_assets.pipeline.explore.diff import SampleChange, diff, find_version, list_versions
-from mm_assets.pipeline.state import clean, manifests
+from mm_assets.fields import ScalarField
+from mm_assets.pipeline.explore.diff import SampleChange, diff, find_version, list_versions, setting_changes
+from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.added_streams import NewStream, add_to_dataset
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import pending_partitions
-from mm_assets.pipeline.state.version_facts import facts_name, setting_changes
 
 from ..chain import declare, run_chain, run_partition
 from ..shards import make_shard, png
@@ -122,22 +124,19 @@ def test_the_list_of_versions_starts_with_the_newest(filtered: Changed) -> None:
     assert all(version.num_bytes > 0 for version in listed)
 
 
-def test_without_facts_only_what_differs_is_known(filtered: Changed) -> None:
-    """Without the file of the cache the samples are the same, settings are not named, and the filter still is."""
-    store = filtered.dataset.store
-    name = facts_name(filtered.old)
-    content = store.read_bytes(name)
-    for damaged in (None, b"{", b"[]", b'{"version": 9}'):
-        if damaged is None:
-            store.delete(name)
-        else:
-            store.write_bytes(name, damaged)
-        found = diff(
-            filtered.dataset, find_version(filtered.dataset, "previous"), find_version(filtered.dataset, "newest")
-        )
-        assert "is not known" in found.settings[0]
-        assert [s.detail for s in found.samples("a")] == ["image_size.width_below_min, measured 10"]
-    store.write_bytes(name, content)
+def test_without_a_record_the_shards_are_not_compared(filtered: Changed) -> None:
+    """If the record of the older version is missing, that is said; the settings are named, and the filter still is."""
+    dataset = filtered.dataset
+    recipe = find_version(dataset, "previous").partitions["a"].recipe
+    name = dataset.record_name("a", recipe)
+    content = dataset.store.read_bytes(name)
+    dataset.store.delete(name)
+    found = diff(dataset, find_version(dataset, "previous"), find_version(dataset, "newest"))
+    assert found.settings == ("filtered_rows: filters.image_size.min_width: 5 -> 20",)
+    (partition,) = found
+    assert f"the record of {filtered.old[:12]} is missing, so shards are not compared" in partition.reasons
+    assert [s.detail for s in found.samples("a")] == ["image_size.width_below_min, measured 10"]
+    dataset.store.write_bytes(name, content)
 
 
 def test_the_command_shows_a_table_and_json(filtered: Changed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +148,7 @@ def test_the_command_shows_a_table_and_json(filtered: Changed, monkeypatch: pyte
     assert shown.exit_code == 0, shown.output
     assert "removed: narrow: filter: image_size.width_below_min, measured 10" in shown.output
     assert "0 added, 1 removed, 0 changed; 1 partition the same" in shown.output
+    assert shown.output.count("min_width: 5 -> 20") == 1, "once above the table, not with each partition"
     assert f"next: mm-assets view {filtered.dataset.store.url} (page Versions" in shown.output
     listed = json.loads(CliRunner().invoke(main, [*command, "newest", "--json"]).stdout)["datasets"]["data"]
     assert listed["totals"] == {"added": 0, "removed": 1, "changed": 0}
@@ -207,10 +207,24 @@ def test_partitions_come_and_go_with_their_shards(tmp_path: Path) -> None:
     found = diff(dataset, find_version(dataset, "previous"), find_version(dataset, "newest"))
     states = {p.partition: (p.state, p.counts, p.reasons) for p in found}
     assert states["b"][:2] == ("removed", {"added": 0, "removed": 1, "changed": 0})
-    assert states["b"][2] == ("its shards are gone",)
+    assert states["b"][2] == ("its shards are missing",)
     assert states["c"][:2] == ("added", {"added": 1, "removed": 0, "changed": 0})
     assert [s.sample_id for s in found.samples("b")] == ["b1"]
     assert [s.sample_id for s in found.samples("c")] == ["c1"]
+
+
+def test_an_added_stream_changes_the_samples_that_have_it(tmp_path: Path) -> None:
+    """A stream that was added is the reason of its partition, and the modality of the samples that have a value."""
+    make_shard(tmp_path / "in" / "a.tar", pairs({"a1": 10, "a2": 30}))
+    dataset, _ = run_chain(declare(tmp_path / "root", tmp_path / "in"))
+    values = Values("table", {"a1": 0}, [0.5], lambda item: item)
+    field = ScalarField(dtype="float32")
+    added = list(add_to_dataset(dataset, "score", field, values))
+    manifests.build_manifest(dataset, stream=NewStream(name="score", field=field, partitions=added))
+    (partition,) = diff(dataset, find_version(dataset, "previous"), find_version(dataset, "newest"))
+    assert partition.reasons == ("stream 'score' was added",)
+    (sample,) = changes(dataset)["a"]
+    assert (sample.sample_id, sample.change, sample.modalities) == ("a1", "changed", ("score",))
 
 
 def test_of_cleaned_files_only_counts_are_known(tmp_path: Path) -> None:
@@ -222,25 +236,13 @@ def test_of_cleaned_files_only_counts_are_known(tmp_path: Path) -> None:
     again(stricter)
     old = find_version(stricter, "previous")
     for form in old.formats:
-        Path(old.files(form)["a"].location).unlink()
+        for path in old.files("a", form):
+            stricter.store.delete(path)
     found = diff(stricter, old, find_version(stricter, "newest"))
     (partition,) = found
     assert (partition.counts, partition.num_old, partition.num_new) == (None, 2, 1)
     assert "was cleaned: only counts are known" in partition.note
     assert list(found.samples("a")) == []
-
-
-def test_cleaning_removes_what_was_noted_of_removed_versions(tmp_path: Path) -> None:
-    """The facts of a version go with its manifest."""
-    make_shard(tmp_path / "in" / "a.tar", pairs({"a1": 10, "a2": 30}))
-    spec = declare(tmp_path / "root", tmp_path / "in", filters=[{**WIDE, "min_width": 5}])
-    dataset, _ = run_chain(spec)
-    old = find_version(dataset, "newest").digest
-    stricter = DatasetStore(spec.replace(filters=({**WIDE, "min_width": 20},)))
-    new = again(stricter).digest
-    done = clean.clean(stricter, keep=1)
-    assert facts_name(old) in done.files
-    assert list(stricter.store.sizes("cache/versions")) == [facts_name(new)]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from mm_assets.pipeline.explore.status import dataset_status
 from mm_assets.pipeline.partition.run import run_partition
 from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.claims import Claims
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
-from mm_assets.pipeline.state.staleness import Present
+from mm_assets.pipeline.state.staleness import pending_partitions
 from mm_assets.storage.store import Store
 
 from ..chain import declare, run_chain
@@ -61,10 +63,10 @@ def test_a_dataset_that_is_not_registered(tmp_path: Path) -> None:
     assert "no shard was found there" in str(dataset_status(dataset).refused)
 
 
-def test_what_is_up_to_date_is_known_without_its_markers(
+def test_what_is_up_to_date_is_known_without_its_records(
     dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With nothing to do, the same four files are read for any number of partitions, and none is written."""
+    """With nothing to do, the same three files are read for any number of partitions, and none is written."""
     read: list[str] = []
     for method in ("read_bytes", "found_bytes"):
         real = getattr(Store, method)
@@ -74,7 +76,7 @@ def test_what_is_up_to_date_is_known_without_its_markers(
     assert (status.num_published, status.pending, status.failures, status.unknown) == (3, {}, {}, ())
     assert status.manifest is not None
     assert (status.manifest.num_partitions, status.manifest.left_out, status.manifest.outdated) == (3, {}, {})
-    assert sorted(read) == ["cache/markers.json", "manifest.json", "schema.json", "shards.json"]
+    assert sorted(read) == ["manifest.json", "schema.json", "shards.json"]
     assert files(Path(dataset.spec.root)) == before
 
 
@@ -132,14 +134,13 @@ def test_failures_have_their_error(dataset: DatasetStore, broken: str) -> None:
     register(changed)
     assert not run_partition(changed.spec, changed.partition("a"), changed.schema()).ok
     status = dataset_status(changed)
-    fault, failure = status.pending["a"].fault, status.failures.get("a")
+    stale, failure = status.pending["a"], status.failures["a"]
     if broken == "tar":
-        assert failure is not None
-        assert (failure.stage, fault.reason) == ("raw_shards", "its shards changed")
+        assert (failure.stage, stale.reason) == ("raw_shards", "its shards changed")
     else:
-        assert failure is None
-        assert fault.reason == "filtered_rows failed its check losses"
-        assert "max_dropped" in fault.detail
+        assert (failure.stage, stale.reason) == ("filtered_rows", "filtered_rows failed its check losses")
+        assert "max_dropped" in stale.detail
+        assert failure.detail.startswith("check losses: ")
 
 
 def test_the_manifest_and_what_is_published_differ(dataset: DatasetStore) -> None:
@@ -154,11 +155,11 @@ def test_the_manifest_and_what_is_published_differ(dataset: DatasetStore) -> Non
         assert run_partition(dataset.spec, dataset.partition(key), dataset.schema()).ok
     manifest = dataset_status(dataset).manifest
     assert manifest is not None
-    assert manifest.left_out == {"new": "it was published since"}
+    assert manifest.left_out == {"new": "published since"}
     assert manifest.outdated == {
         "a": "its shards changed",
-        "b": "it was published again since",
-        "c": "its shards are gone",
+        "b": "listed with former shards or settings",
+        "c": "its shards are missing",
     }
     manifests.build_manifest(dataset)
     manifest = dataset_status(dataset).manifest
@@ -166,4 +167,18 @@ def test_the_manifest_and_what_is_published_differ(dataset: DatasetStore) -> Non
     assert (manifest.left_out, manifest.outdated) == ({"a": "its shards changed"}, {})
     dataset.store.write_bytes("manifest.json", b"[")
     assert "is not a manifest" in dataset_status(dataset).unknown[0]
-    assert Present(dataset).pending() == ["a"]
+    assert pending_partitions(dataset) == ["a"]
+
+
+def test_what_live_claims_cover_is_running(dataset: DatasetStore) -> None:
+    """Of what a load has claimed the pending partitions run, or all that it names; a released claim covers none."""
+    make_shard(Path(dataset.spec.shards) / "a.tar", {**CAPTIONS, "x.txt": "another"})
+    register(dataset)
+    for keys, running in ((None, ["a"]), (["a", "b"], ["a"]), (["b"], ["b"])):
+        with Claims(dataset, "a-load") as claims:
+            claims.take(keys)
+            found = dataset_status(dataset).running
+        assert list(found) == running
+        assert {claim.load for claim in found.values()} == {"a-load"}
+        assert all(claim.host.startswith(socket.gethostname()) for claim in found.values())
+    assert dataset_status(dataset).running == {}

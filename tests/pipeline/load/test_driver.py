@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 
 from mm_assets.errors import CredentialsError
-from mm_assets.pipeline.load.driver import REPEATS, STORAGE_PAUSES, STRAGGLES, run_tasks
-from mm_assets.pipeline.load.engine import Ended, Loss, Task
-from mm_assets.pipeline.partition.run import PartitionReport, failed_report
+from mm_assets.pipeline.load.driver import MIN_LIMIT_SECONDS, REPEATS, STRAGGLES, run_tasks
+from mm_assets.pipeline.load.engine import Ended, EngineLostError, Loss, Running, Task
+from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.leases import Leases
-from mm_assets.pipeline.state.records import StageFailure
+from mm_assets.pipeline.state.records import Attempt, Earlier, Record, StageFailure
 from mm_assets.pipeline.state.registration import register
+from mm_assets.storage.retry import STORAGE
 
 from ..chain import declare
 from ..shards import make_shard
@@ -23,12 +25,22 @@ from ..shards import make_shard
 KEYS = "abcdefghij"
 
 
+def record_like(key: str) -> Record:
+    """A record without files."""
+    return Record(
+        dataset="data", partition=key, recipe="0" * 16, shards={}, stages={}, num_samples=0, decodable={}, losses={}
+    )
+
+
 def ok(key: str, seconds: float = 1.0) -> PartitionReport:
-    return PartitionReport(partition=key, results={}, marker={}, failure=None, seconds=seconds, peak_memory=0)
+    return PartitionReport(
+        partition=key, results={}, record=record_like(key), failure=None, seconds=seconds, peak_memory=0
+    )
 
 
 def failed(key: str, *, fault: str | None = None) -> PartitionReport:
-    return failed_report(StageFailure(partition=key, stage="rows", detail="it failed", storage_fault=fault))
+    failure = StageFailure(partition=key, stage="rows", detail="it failed", storage_fault=fault)
+    return PartitionReport(partition=key, failure=failure)
 
 
 def lost(kind: str = "worker") -> Loss:
@@ -84,8 +96,10 @@ class Script:
         self.submit([task])
         return True
 
-    def began(self, task: Task) -> float | None:
-        return self.begin[task] if task in self.at_work and self.begin[task] <= self.now else None
+    def running(self, task: Task) -> Running | None:
+        if task not in self.at_work or self.begin[task] > self.now:
+            return None
+        return Running(began=self.begin[task], stage="rows", worker="process 7")
 
     def fits(self, task: Task) -> bool:
         return self.scratch(task)
@@ -136,7 +150,10 @@ def drive(dataset: DatasetStore) -> Drive:
     partition, schema = dataset.partition("a"), dataset.schema()
 
     def run(engine: Script, keys: Iterable[str] = "ab", **options: object) -> dict[str, PartitionReport]:
-        tasks = [Task(spec=dataset.spec, schema=schema, partition=replace(partition, key=key)) for key in keys]
+        tasks = [
+            Task(spec=dataset.spec, schema=schema, partition=replace(partition, key=key), earlier=Earlier())
+            for key in keys
+        ]
         reports = list(run_tasks(engine, tasks, clock=lambda: engine.now, sleep=engine.sleep, **options))  # type: ignore[arg-type]
         assert sorted(report.partition for report in reports) == sorted(keys), "each partition has one report"
         assert not engine.at_work
@@ -162,9 +179,11 @@ def test_an_engine_without_a_slot_gets_one_task(drive: Drive) -> None:
 
 @pytest.mark.parametrize("kind", ["worker", "host", "memory", "timeout"])
 def test_what_was_lost_is_repeated_at_once(drive: Drive, kind: str) -> None:
-    """A partition that was lost three times runs a fourth time, before those that have not begun."""
-    engine = Script(ends={"a": [(1.0, lost(kind))] * REPEATS}, slots=1)
-    assert drive(engine, "ab")["a"].ok
+    """A partition that was lost three times runs a fourth time, before those that have not begun; each is reported."""
+    engine, lines = Script(ends={"a": [(1.0, lost(kind))] * REPEATS}, slots=1), list[str]()
+    assert drive(engine, "ab", warned=lines.append)["a"].ok
+    assert len(lines) == REPEATS
+    assert all(line.endswith("/a: stage rows: the process was killed; the partition runs again") for line in lines)
     assert engine.submitted == [["a"]] * (REPEATS + 1) + [["b"]]
     assert engine.times["a"] == [0.0, 1.0, 2.0, 3.0]
 
@@ -189,7 +208,9 @@ def test_what_is_lost_again_and_again_fails(drive: Drive, dataset: DatasetStore)
         "partition alone"
     )
     assert failure.stage == "rows"
-    assert dataset.failure("a") == failure
+    attempt = dataset.attempt("a")
+    assert attempt is not None
+    assert attempt.failure == failure
 
 
 def test_a_failure_of_the_partition_is_not_repeated(drive: Drive) -> None:
@@ -201,13 +222,22 @@ def test_a_failure_of_the_partition_is_not_repeated(drive: Drive) -> None:
 
 def test_a_failing_storage_is_waited_for(drive: Drive) -> None:
     """A partition that the storage failed is repeated after pauses that grow, and fails after the last."""
-    ends = [(1.0, failed("a", fault="unavailable"))] * (len(STORAGE_PAUSES) + 1)
+    ends = [(1.0, failed("a", fault="unavailable"))] * (len(STORAGE.pauses) + 1)
     engine = Script(ends={"a": ends[1:]})
     assert drive(engine, "ab")["a"].ok
     pauses = [after - before - 1.0 for before, after in zip(engine.times["a"], engine.times["a"][1:], strict=False)]
-    assert pauses == list(STORAGE_PAUSES)
+    for pause, least in zip(pauses, STORAGE.pauses, strict=True):
+        assert least <= pause <= least * (1 + STORAGE.jitter)
     engine = Script(ends={"a": ends})
     assert not drive(engine, "a")["a"].ok
+
+
+@pytest.mark.parametrize("end", [lost(), lost("memory"), failed("a", fault="unavailable")])
+def test_a_repeat_uses_what_the_run_before_it_left(drive: Drive, end: PartitionReport | Loss) -> None:
+    """The stages that it completed are in an attempt, which is newer than what the load listed when it began."""
+    engine = Script(ends={"a": [(1.0, end)]})
+    assert drive(engine, "a")["a"].ok
+    assert [task.earlier for task in engine.tasks] == [Earlier(), None]
 
 
 def test_refused_credentials_end_the_load_at_once(drive: Drive, dataset: DatasetStore) -> None:
@@ -294,12 +324,13 @@ def test_a_straggler_gets_a_copy(drive: Drive, dataset: DatasetStore) -> None:
     """At the end, what takes three times the median runs twice where there are hosts; the first to end counts."""
     slow: list[End] = [(1000.0, None), (1.0, None)]
     engine = Script(ends={"a": list(slow)}, slots=2, spans_hosts=True)
-    dataset.write_failure(StageFailure(partition="a", stage="rows", detail="of the slower copy"))
+    slower = StageFailure(partition="a", stage="rows", detail="of the slower copy")
+    dataset.write_attempt(Attempt(partition="a", stages={}, failure=slower))
     assert all(report.ok for report in drive(engine, KEYS).values())
     assert engine.canceled == ["a"]
     assert len(engine.times["a"]) == 2
     assert engine.now < 20
-    assert dataset.failure("a") is None
+    assert dataset.attempt("a") is None
     engine = Script(ends={"a": list(slow)}, slots=2)
     drive(engine, KEYS)
     assert (engine.canceled, engine.now) == ([], 1000.0)
@@ -339,59 +370,101 @@ def test_a_task_that_takes_too_long_is_ended(drive: Drive) -> None:
     assert engine.now < 15
 
 
+HOUR = 3600.0
+
+
+def test_a_worker_that_hangs_is_ended_without_a_setting(drive: Drive, dataset: DatasetStore) -> None:
+    """By default a partition is killed after half an hour, and after twice as long each time; the fourth time it fails.
+
+    The message names the process, the stage, the limit and the setting, and the others have long ended.
+    """
+    engine = Script(ends={"a": [(1000 * HOUR, None)] * (REPEATS + 1)})
+    reports = drive(engine, KEYS)
+    assert engine.canceled == ["a"] * (REPEATS + 1)
+    starts = [*engine.times["a"], engine.now]
+    limits = [after - before for before, after in pairwise(starts)]
+    assert limits == pytest.approx([MIN_LIMIT_SECONDS * factor for factor in (1, 2, 4, 8)], abs=2.0)
+    assert all(report.ok for key, report in reports.items() if key != "a")
+    failure = reports["a"].failure
+    assert failure is not None
+    assert failure.stage == "rows"
+    assert failure.detail == (
+        "process 7 did not end the partition within 14,400 seconds and was killed (`engine.timeout_seconds` sets the "
+        f"limit), 4 times: `mm-assets run --dataset {dataset.spec.name} --partition a` runs the partition alone"
+    )
+
+
+@pytest.mark.parametrize("seconds", [0.4 * HOUR, 0.9 * HOUR, 2.5 * HOUR])
+def test_partitions_that_are_slow_all_end(drive: Drive, seconds: float) -> None:
+    """Without a setting a load of partitions that all take longer than the first limit still publishes all of them."""
+    engine = Script(ends={key: [(seconds, None)] * (REPEATS + 1) for key in KEYS})
+    assert all(report.ok for report in drive(engine, KEYS).values())
+    assert len(engine.canceled) <= REPEATS * engine.slots
+
+
+def test_the_limit_follows_the_median_and_the_bytes(drive: Drive, dataset: DatasetStore) -> None:
+    """One that takes long is not killed before twenty times the median, in proportion to its bytes if it is larger."""
+    median, most = 0.2 * HOUR, 3.9 * HOUR
+
+    def script(last: float) -> Script:
+        return Script(ends={**{key: [(median, None)] for key in KEYS}, "j": [(last, None)]})
+
+    engine = script(most)
+    drive(engine, KEYS)
+    assert engine.canceled == []
+    engine = script(most + 0.2 * HOUR)
+    drive(engine, KEYS)
+    assert engine.canceled == ["j"]
+    partition, schema, engine = dataset.partition("a"), dataset.schema(), script(3 * most)
+    large = tuple(replace(partition.shards[0], url=f"part-{number}") for number in range(4))
+    shards = {key: large if key == "j" else partition.shards for key in KEYS}
+    tasks = [
+        Task(spec=dataset.spec, schema=schema, partition=replace(partition, key=k, shards=shards[k])) for k in KEYS
+    ]
+    assert all(report.ok for report in run_tasks(engine, tasks, clock=lambda: engine.now, sleep=engine.sleep))
+    assert engine.canceled == []
+
+
+def test_what_takes_long_is_reported_at_growing_intervals(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
+    """After 5, 10 and 20 minutes a line says which partition runs where, at which stage, and when it will be killed."""
+    lines: list[str] = []
+    drive(Script(ends={"a": [(1500.0, None)]}), "ab", warned=lines.append)
+    reported = [
+        re.search(r"/a: no result after ([\d,]+) seconds: process 7 is at stage rows; ", line) for line in lines
+    ]
+    seconds = [int(found[1].replace(",", "")) for found in reported if found]
+    assert seconds == pytest.approx([300, 600, 1200], abs=3)
+    assert all("after 1,800 seconds it is killed" in line and "`engine.timeout_seconds`" in line for line in lines)
+    assert caplog.messages == lines
+    lines.clear()
+    drive(Script(ends={key: [(250.0, None)] for key in KEYS} | {"j": [(500.0, None)]}), KEYS, warned=lines.append)
+    assert lines == [], "three times the median is not long"
+
+
+def test_an_engine_that_is_lost_ends_the_load(dataset: DatasetStore) -> None:
+    """What ended before is reported, nothing fails, and the error of the engine ends the load."""
+
+    class Lost(Script):
+        def ended(self, timeout: float | None) -> Iterable[Ended]:
+            if self.now >= 2.0:
+                raise EngineLostError("head:6379", "it does not answer")
+            return super().ended(timeout)
+
+    engine, schema = Lost(), dataset.schema()
+    tasks = [Task(spec=dataset.spec, schema=schema, partition=p) for p in dataset.partitions().values()]
+    reports = run_tasks(engine, tasks, clock=lambda: engine.now, sleep=engine.sleep)
+    assert [next(reports).partition for _ in range(4)] == list("abcd")
+    with pytest.raises(EngineLostError):
+        next(reports)
+    assert not engine.at_work
+    assert not any(dataset.attempt(key) for key in "efghij")
+
+
 def test_the_times_of_a_group_are_its_tasks(drive: Drive) -> None:
     """The time of a task in a group begins when the one before it ends."""
     engine = Script(group_bytes=1 << 20, slots=1, ends={key: [(6.0, None)] for key in KEYS})
     drive(engine, KEYS, timeout=10.0)
     assert engine.canceled == []
-
-
-def refused(key: str, retry_after: float | None) -> PartitionReport:
-    failure = StageFailure(partition=key, stage="raw_shards", detail="another run is working on it")
-    return failed_report(failure, is_refused=True, retry_after=retry_after)
-
-
-@pytest.mark.parametrize("frees", [True, False])
-def test_a_lease_of_another_host_is_waited_for_once(drive: Drive, frees: bool) -> None:
-    """The host may be lost: its partition runs once the lease has ended, and is refused if that was renewed."""
-    engine = Script(ends={"a": [(0.0, refused("a", 30.0)), (1.0, None if frees else refused("a", 30.0))]})
-    report = drive(engine, "ab")["a"]
-    assert engine.times["a"] == [0.0, 30.0]
-    assert report.ok == frees
-    assert report.is_refused != frees
-
-
-def test_a_lease_of_a_living_process_is_refused_at_once(drive: Drive) -> None:
-    """A partition that another process is known to work on is not tried again."""
-    engine = Script(ends={"c": [(0.0, refused("c", None))]})
-    assert drive(engine, "bc")["c"].is_refused
-    assert engine.times["c"] == [0.0]
-
-
-def test_a_task_is_refused_while_its_lease_is_held(dataset: DatasetStore) -> None:
-    """A worker works in the name of its load, beside others of the same load, and stores nothing of what it refuses.
-
-    The lease ends before the report: who gets that may end the worker, or give the partition to another one.
-    """
-    with Leases(dataset, "mine") as mine, Leases(dataset, "other") as other:
-        task = Task(spec=dataset.spec, schema=dataset.schema(), partition=dataset.partition("c"), holder=mine.holder)
-        with other.held("c"):
-            (report,) = task.steps()
-            assert isinstance(report, PartitionReport)
-            assert report.is_refused
-            assert report.failure is not None
-            assert "another run is working on partition 'c'" in report.failure.detail
-            assert dataset.failure("c") is None
-            assert not dataset.marker_names().get("c")
-        with mine.holder.held(dataset, "c"):  # a copy of the task
-            *stages, report = task.steps()
-            assert isinstance(report, PartitionReport)
-            assert report.ok
-            assert stages == ["raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult", "published"]
-        for step in task.steps():
-            assert (other.live("c") is None) == isinstance(step, PartitionReport)
-        assert other.live("c") is None
-        assert not dataset.store.sizes("leases")
 
 
 def test_an_abandoned_load_ends_its_tasks(dataset: DatasetStore) -> None:

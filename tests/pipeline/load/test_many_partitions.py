@@ -5,9 +5,7 @@ Counted are operations and bytes, not seconds, which `benchmarks/scale` measures
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
-import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,13 +18,14 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.manifests import build_manifest
 from mm_assets.pipeline.state.records import Partition
 from mm_assets.pipeline.state.registration import register
-from mm_assets.pipeline.state.staleness import Present
+from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.storage.store import Store
 
 from ..chain import declare
 from ..shards import CAPTIONS, make_shard
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scale" / "datasets.py"
+FIRST, LAST = "p000000", "p999999"
+NUM_SAMPLES = 4  # of CAPTIONS
 
 
 @dataclass(kw_only=True)
@@ -58,22 +57,36 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
         monkeypatch.setattr(Store, method, counting)
 
-    for method in ("_info", "_get", "open", "draft", "delete", "listing", "copy", "state", "local_path"):
+    for method in ("_info", "_get", "open", "draft", "create", "delete", "listing", "copy", "state", "local_path"):
         count(method)
     return found
 
 
 def registered(folder: Path, number: int) -> DatasetStore:
-    """A dataset of one shard among the number of registered ones, of which the others are not there."""
-    make_shard(folder / "in" / "p000000.tar", CAPTIONS)
+    """A dataset of two shards among a number of registered ones, the others of which do not exist."""
+    for key in (FIRST, LAST):
+        make_shard(folder / "in" / f"{key}.tar", CAPTIONS)
     dataset = DatasetStore(declare(folder / "root", folder / "in"))
     register(dataset)
-    (first,) = dataset.partitions().values()
+    first, last = dataset.partitions().values()
     (shard,) = first.shards
-    others = (f"p{other:06d}" for other in range(1, number))
-    stubs = [Partition(key=key, shards=(replace(shard, url=shard.url.replace(first.key, key)),)) for key in others]
-    dataset.write_partitions([first, *stubs])
+    others = (f"p{other:06d}" for other in range(1, number - 1))
+    stubs = [Partition(key=key, shards=(replace(shard, url=shard.url.replace(FIRST, key)),)) for key in others]
+    dataset.write_partitions([first, *stubs, last], dataset.registered())
     return DatasetStore(dataset.spec)
+
+
+def publish_others(dataset: DatasetStore) -> None:
+    """Publishes all partitions but the last with the files of the first."""
+    assert run_partition(dataset.spec, dataset.partition(FIRST), dataset.schema()).ok
+    root, recipes = Path(dataset.store.path_of("")), DatasetState(dataset).recipes
+    record = dataset.store.read_bytes(dataset.record_name(FIRST, recipes[FIRST])).decode()
+    files = [path for path in root.glob(f"*/{FIRST}.*") if path.parent.name != "records"]
+    for key in recipes.keys() - {FIRST, LAST}:
+        for path in files:
+            path.with_name(path.name.replace(FIRST, key)).hardlink_to(path)
+        content = record.replace(FIRST, key).replace(recipes[FIRST], recipes[key])
+        (root / dataset.record_name(key, recipes[key])).write_text(content)
 
 
 def test_a_partition_costs_as_much_among_100000_as_among_1000(tmp_path: Path, counted: Counted) -> None:
@@ -81,38 +94,31 @@ def test_a_partition_costs_as_much_among_100000_as_among_1000(tmp_path: Path, co
     costs = []
     for number in (1_000, 100_000):
         dataset = registered(tmp_path / f"{number:06d}", number)
-        present = Present(dataset)
-        assert len(present.pending()) == number
-        task = dataset.spec, present.partitions["p000000"], present.schema, present.names.get("p000000", ())
+        state = DatasetState(dataset)
+        assert len(state.pending) == number
+        task = dataset.spec, state.partitions[FIRST], state.schema, state.earlier(FIRST)
         counted.done, counted.read = Counter(), 0
-        report = run_partition(*task[:3], markers=task[3])
+        report = run_partition(*task[:3], earlier=task[3])
         assert report.ok
         assert counted.done["_get", "shards.json"] == 0
-        assert counted.done["draft", "published"] == 1
+        assert counted.done["create", "records"] == 1
         costs.append((len(pickle.dumps(task)), dict(counted.done), counted.read))
     assert costs[0] == costs[1]
 
 
-def test_a_manifest_of_one_new_partition_does_the_same_among_many(
-    tmp_path: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_of_one_new_partition_does_the_same_among_many(tmp_path: Path, counted: Counted) -> None:
     """Listings, the files of the dataset and those of the new partition are read, whatever else is published."""
-    spec = importlib.util.spec_from_file_location("datasets", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "datasets", script)
-    spec.loader.exec_module(script)
     costs = []
     for number in (10, 1_000):
-        dataset, _ = script.make_dataset(script.Local(tmp_path / str(number)), number)
-        assert not build_manifest(dataset).left_out
-        script.withdraw_one(dataset)
-        script.publish_one(dataset)
+        dataset = registered(tmp_path / str(number), number)
+        publish_others(dataset)
+        assert list(build_manifest(dataset).left_out) == [LAST]
+        assert run_partition(dataset.spec, dataset.partition(LAST), dataset.schema()).ok
         counted.done = Counter()
         report = build_manifest(DatasetStore(dataset.spec))
         assert not report.left_out
-        assert len(report.present.published()) == number
-        assert counted.done["_get", "published"] <= 1
+        assert report.manifest["num_samples"] == number * NUM_SAMPLES
+        assert counted.done["_get", "records"] == 1
+        assert counted.done["local_path", "filtered_rows"] == 1
         costs.append(dict(counted.done))
     assert costs[0] == costs[1]

@@ -33,16 +33,21 @@ def _without_folders(column: str, value: Any) -> Any:
     return value
 
 
+def _key(path: Path) -> str:
+    """The partition of a file: the rest of its name is a digest."""
+    return path.stem.rpartition(".")[0]
+
+
 def run_digests(root: Path) -> dict[str, Any]:
     """By dataset: its packed files, its tables, and the results of its checks."""
     found: dict[str, Any] = {}
     for folder in sorted(path for path in root.iterdir() if (path / "schema.json").exists()):
-        tables = [p for p in folder.rglob("*.parquet") if p.parent.name not in ("published", "cache")]
-        records = {path.stem: json.loads(path.read_text())["stages"] for path in (folder / "records").glob("*.json")}
-        packed = {path.stem.split(".")[0] + path.suffix: path for path in (folder / "packed").iterdir()}
+        tables = [p for p in folder.rglob("*.parquet") if p.parent.name != "cache"]
+        records = {_key(path): json.loads(path.read_text())["stages"] for path in (folder / "records").glob("*.json")}
+        packed = {_key(path) + path.suffix: path for path in (folder / "packed").iterdir()}
         found[folder.name] = {
             "packed": {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(packed.items())},
-            "tables": {f"{p.parent.name}/{p.stem}": table_digest(p) for p in sorted(tables)},
+            "tables": {f"{p.parent.name}/{_key(p)}": table_digest(p) for p in sorted(tables)},
             "checks": {
                 f"{stage}/{key}": {o["name"]: o["num_violations"] for o in record["outcomes"]}
                 for key, stages in sorted(records.items())

@@ -13,6 +13,7 @@ from mm_assets.pipeline.partition import stages
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.losses import losses
 from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import DatasetState
 
 from ..chain import at_work, declare, run_chain, run_partition
 from ..shards import CAPTIONS, drops, make_shard, png, table, tiff, values
@@ -98,7 +99,7 @@ def test_numbers_that_json_does_not_know(tmp_path: Path) -> None:
     assert (head["box"], head["n"], other["box"]) == ('{"x":null}', 1, '{"x":2}')
     counts = results["s"]["rows"].record.counts
     assert (counts["nonstandard_numbers"], counts["kept.repaired_json"]) == (3, 1)
-    (fault,) = (loss for loss in losses(dataset, ["s"]) if loss.reason == "kept.repaired_json")
+    (fault,) = (loss for loss in losses(DatasetState(dataset), ["s"]) if loss.reason == "kept.repaired_json")
     assert (fault.member, fault.kind) == ("0.json", "kept")
     assert fault.advice.startswith("write null")
 

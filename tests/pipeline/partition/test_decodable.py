@@ -19,8 +19,9 @@ from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.pipeline.partition.stages import StageResult, filtered_rows
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.losses import losses
+from mm_assets.pipeline.state.staleness import DatasetState
 
-from ..chain import at_work, declare, marker_of, run_chain
+from ..chain import at_work, declare, record_of, run_chain, table_name
 from ..shards import make_shard, png
 
 PACK = {"preset": "generic", "fields": [{"name": "raw", "field": "BytesField", "modality": "image", "role": "raw"}]}
@@ -96,7 +97,7 @@ MEDIA = {*KINDS.values(), "raw"}
 
 
 def rows_of(dataset: DatasetStore, table: str) -> list[dict[str, Any]]:
-    return pq.read_table(dataset.store.path_of(f"{table}/s.parquet"), partitioning=None).to_pylist()
+    return pq.read_table(dataset.store.path_of(table_name(dataset, table, "s")), partitioning=None).to_pylist()
 
 
 def run(folder: Path, shard: Path, **settings: Any) -> tuple[DatasetStore, dict[str, StageResult]]:
@@ -142,8 +143,8 @@ def test_undecodable_rows_are_dropped_with_their_reason(shard: Path, tmp_path: P
     assert counts["undecodable"] == len(listed)
     said = {"mode": "full", "on_undecodable": "drop_row", "judged": counts["judged"], "undecodable": len(listed)}
     manifest = json.loads(Path(dataset.store.path_of("manifest.json")).read_text())
-    assert manifest["shards"][0]["decodable"] == said
-    assert marker_of(dataset, "s")["decodable"] == said
+    assert {name: column[0] for name, column in manifest["partitions"]["decodable"].items()} == said
+    assert record_of(dataset, "s").decodable == said
 
 
 def test_undecodable_samples_are_dropped_whole(shard: Path, tmp_path: Path) -> None:
@@ -163,8 +164,8 @@ def test_undecodable_media_are_kept_and_said(shard: Path, tmp_path: Path) -> Non
     listed = rows_of(dataset, "undecodable")
     assert {row["sample_id"] for row in listed} == TRUNCATED | {"named"}
     assert {row["action"] for row in listed} == {"keep"}
-    kept = list(losses(dataset, ["s"]))
-    ((stage, reasons),) = marker_of(dataset, "s")["losses"].items()
+    kept = list(losses(DatasetState(dataset), ["s"]))
+    ((stage, reasons),) = record_of(dataset, "s").losses.items()
     ((reason, lost),) = reasons.items()
     assert (stage, reason, lost["count"]) == ("filtered_rows", "kept.undecodable", len(listed))
     assert (lost["example"]["sample_id"], lost["example"]["member"]) == (kept[0].sample_id, kept[0].member)
@@ -186,7 +187,7 @@ def test_an_undecodable_item_fails_its_partition(shard: Path, tmp_path: Path) ->
     message = str(failed.value)
     for words in (str(shard), "'jpg-bad.jpg'", "sample 'jpg-bad'", "cannot be decoded", "on_undecodable to drop_row"):
         assert words in message
-    assert not list((tmp_path / "data").rglob("published/*.json"))
+    assert not list((tmp_path / "data").rglob("records/*.json"))
 
 
 def test_headers_judge_only_what_a_field_refuses(shard: Path, tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_headers_judge_only_what_a_field_refuses(shard: Path, tmp_path: Path) ->
     record = results[FILTERED_ROWS.name].record
     assert record.counts["judged"] == 0
     assert any("decodable: headers" in note for note in record.notes)
-    assert marker_of(dataset, "s")["decodable"]["mode"] == "headers"
+    assert record_of(dataset, "s").decodable["mode"] == "headers"
 
 
 def test_a_missing_package_is_not_damage(shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from mm_assets.media.images import ImageInfo, probe_image
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
 from mm_assets.pipeline.partition import stages
 
-from ..chain import at_work, declare, run_chain
+from ..chain import at_work, declare, run_chain, stages_of
 from ..shards import CAPTIONS, DOCUMENTS, Members, drops, make_shard, pixels, png, table, values
 
 
@@ -181,7 +181,7 @@ def test_late_fetching_fetches_what_is_left(tmp_path: Path) -> None:
         fetched = results["s"]["materialized_rows"].record.counts["content_bytes"]
         assert fetched == (0 if mode == "write" else sum(len(png(n)) for n in range(6)))
     for stage in (FILTERED_ROWS, *PACKED_STAGES.values()):
-        assert made["read"].records("s")[stage].files == made["write"].records("s")[stage].files
+        assert stages_of(made["read"], "s")[stage].files == stages_of(made["write"], "s")[stage].files
     assert list(values(made["write"])) == ["3", "4", "5"]
 
 
@@ -264,7 +264,7 @@ def test_no_byte_depends_on_the_size_of_batches(tmp_path: Path, materialize: str
             annotators=[{"type": "text_length"}, {"type": "perceptual_hash"}],
         )
         dataset, _ = run_chain(spec)
-        files = [file for record in dataset.records("s").values() for file in record.files.values()]
+        files = [file for record in stages_of(dataset, "s").values() for file in record.files.values()]
         found.append({file.path.split(".")[0] + file.path[-5:]: file.sha256 for file in files})
     assert found[0] == found[1] == found[2]
     assert len(table(dataset, "dropped")) > 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,17 @@ from click.testing import CliRunner
 
 import mm_assets
 from mm_assets.cli.main import main
-from mm_assets.errors import ConfigError, SourceError
+from mm_assets.errors import ConfigError
 from mm_assets.fields import ScalarField
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.report import published_result
 from mm_assets.pipeline.chain import RECORDED_STAGES, recorded_stages, summary_numbers
 from mm_assets.pipeline.partition.run import run_partition
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import clean, manifests
-from mm_assets.pipeline.state.added_streams import add_to_dataset
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.staleness import Present, pending_partitions, stale_partitions
-from tests.dataset.test_add_stream import values_of
+from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions, stale_partitions
 
-from ..chain import declare, marker_of, run_chain
+from ..chain import add_stream, declare, let_a_day_go_by, record_of, run_chain, stages_of
 from ..shards import CAPTIONS, make_shard
 
 FORMATS = ("mult", "mstr")
@@ -70,16 +68,18 @@ def run(dataset: DatasetStore) -> list[str]:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_one_format_is_what_both_hold_of_it(made: dict[tuple[str, ...], DatasetStore], form: str) -> None:
-    """A dataset of one format has that file alone in marker and manifest, with the same bytes as beside the other."""
+    """A dataset of one format has that file alone in record and manifest, with the same bytes as beside the other."""
     one, both = made[form,], made[FORMATS]
     packed = {name: content for name, content in contents(both, "packed").items() if name.endswith(form)}
     assert contents(one, "packed") == packed
-    assert other(form) not in marker_of(one, "s")["files"]
+    record = record_of(one, "s")
+    assert record is not None
+    assert list(record.packed) == [form]
     manifest = manifests.build_manifest(one).manifest
-    assert [list(shard["files"]) for shard in manifest["shards"]] == [[form], [form]]
+    assert list(manifest["partitions"]["packed"]) == [form]
     assert manifest["duplicate_ids"] == manifests.build_manifest(both).manifest["duplicate_ids"]
     assert manifest["duplicate_ids"]["count"] == 1
-    assert f"packed_{other(form)}" not in {stage.name for stage in one.records("s")}
+    assert f"packed_{other(form)}" not in {stage.name for stage in stages_of(one, "s")}
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -118,12 +118,13 @@ def test_a_format_that_is_added_is_packed_alone(
     """A longer list announces and runs the packing of the new format only, and gives the files of a run with both."""
     dataset = changed(made[form,], tmp_path, *FORMATS)
     stage = f"packed_{other(form)}"
-    for stale in stale_partitions(Present(dataset), pending_partitions(dataset)).values():
-        assert (stale.first.name, stale.said) == (stage, f"{stage} has not been made")
+    for stale in stale_partitions(DatasetState(dataset), pending_partitions(dataset)).values():
+        assert (stale.first.name, stale.message) == (stage, f"{stage} has not been made")
     assert run(dataset) == [stage]
     assert manifests.build_manifest(dataset).left_out == {}
-    for folder in ("packed", "records", "published", "filtered_rows"):
+    for folder in ("packed", "filtered_rows"):
         assert contents(dataset, folder) == contents(made[FORMATS], folder)
+    assert contents(dataset, "records").items() > contents(made[FORMATS], "records").items()
     assert dataset.store.read_bytes("manifest.json") == made[FORMATS].store.read_bytes("manifest.json")
 
 
@@ -131,14 +132,17 @@ def test_a_format_that_is_added_is_packed_alone(
 def test_a_format_that_is_removed_runs_no_stage(
     made: dict[tuple[str, ...], DatasetStore], tmp_path: Path, form: str
 ) -> None:
-    """A shorter list makes markers and manifest again, and cleaning removes the files that no manifest has then."""
+    """A shorter list makes records and a manifest, and a day later cleaning deletes what no kept manifest names."""
     dataset = changed(made[FORMATS], tmp_path, form)
-    stale = stale_partitions(Present(dataset), pending_partitions(dataset))
+    stale = stale_partitions(DatasetState(dataset), pending_partitions(dataset))
     assert [found.first.name for found in stale.values()] == ["published", "published"]
     assert run(dataset) == []
     assert manifests.build_manifest(dataset).left_out == {}
     assert dataset.store.read_bytes("manifest.json") == made[form,].store.read_bytes("manifest.json")
+    let_a_day_go_by(dataset)
     assert not [name for name in clean.clean(dataset).files if name.startswith("packed/")]
+    assert not [name for name in clean.clean(dataset, keep=1).files if name.startswith("packed/")]
+    let_a_day_go_by(dataset)
     removed = [name for name in clean.clean(dataset, keep=1).files if name.startswith("packed/")]
     assert len(removed) == 2
     assert all(name.endswith(other(form)) for name in removed)
@@ -154,12 +158,6 @@ def test_dagster_has_the_assets_of_the_formats(made: dict[tuple[str, ...], Datas
     names = {key.path[-1] for key in graph.get_all_asset_keys()}
     assert names == {stage.name for stage in recorded_stages(spec)} | {"published", "manifest", "shards"}
     assert len(names) == len(RECORDED_STAGES) + 2
-
-
-def test_streams_need_mstr(made: dict[tuple[str, ...], DatasetStore]) -> None:
-    """A stream cannot be added to a dataset without MSTR files; the message names the setting."""
-    with pytest.raises(SourceError, match="'s' has no MSTR file: add `mstr` to `formats`"):
-        list(add_to_dataset(made["mult",], "score", ScalarField(dtype="float32"), None))  # type: ignore[arg-type]  # not reached
 
 
 @pytest.mark.parametrize("formats", [[], ["mult", "mult"]])
@@ -180,53 +178,42 @@ def test_the_order_of_formats_is_not_a_difference() -> None:
         spec("tar")
 
 
-def test_added_streams_outlive_a_time_without_mstr(
-    made: dict[tuple[str, ...], DatasetStore], tmp_path: Path, dagster_home: Path
+@pytest.mark.parametrize("form", FORMATS)
+def test_added_streams_outlive_a_change_of_formats(
+    made: dict[tuple[str, ...], DatasetStore], tmp_path: Path, form: str
 ) -> None:
-    """Without `mstr` added streams are set aside, `run` and `status` say so, and `clean` keeps their files."""
+    """Streams are read beside either format: with one format less, and with both again, they are those of before."""
     both = changed(made[FORMATS], tmp_path, *FORMATS)
-    with mm_assets.open(both.store.url_of("manifest.json"), format="mstr") as data:
+    with mm_assets.open(both.store.url_of("manifest.json")) as data:
         numbers = {sample_id: float(number) for number, sample_id in enumerate(data.sample_ids)}
-    list(add_to_dataset(both, "score", ScalarField(dtype="float32"), values_of(numbers)))
-    manifest = manifests.build_manifest(both).manifest
-    before = {key: marker_of(both, key)["added"] for key in "st"}
-    given = ["--shards", both.spec.shards, "--root", both.spec.root, "--dataset", "data", "--set", "pack=generic"]
-    done = CliRunner().invoke(main, ["run", *given, "--set", "formats=[mult]", "--set", "settle_seconds=0"])
-    assert done.exit_code == 0, done.output
-    said = (
-        "data: stream 'score' is set aside in s, t: it was added to MSTR files, which `formats` leaves out; add `mstr`"
-    )
-    assert said in done.stderr
-    done = CliRunner().invoke(main, ["status", *given, "--set", "formats=[mult]", "--set", "settle_seconds=0"])
-    assert said in done.stdout
-    one = DatasetStore(both.spec.replace(formats=("mult",)))
-    report = manifests.build_manifest(one)
-    assert "added_streams" not in report.manifest
-    assert report.missing_streams == {}
-    made_now = published_result(one.spec, marker_of(one, "s")).metadata or {}
-    assert made_now["streams_set_aside"] == "score"
-    clean.clean(one, keep=1)
-    assert run(both) == ["packed_mstr"]
-    assert {key: marker_of(both, key)["added"] for key in "st"} == before
-    again = manifests.build_manifest(both)
-    assert again.manifest == manifest
-    with mm_assets.open(again.url, format="mstr") as data:
-        assert data.verify().ok
-        assert data.read_modality("score", range(len(data))) == [numbers[key] for key in data.sample_ids]
+    _, before = add_stream(both, "score", ScalarField(dtype="float32"), numbers)
+    one = DatasetStore(both.spec.replace(formats=(form,)))
+    for dataset in (one, both):
+        for key in pending_partitions(dataset):
+            assert run_partition(dataset.spec, dataset.partition(key), dataset.schema()).ok
+        report = manifests.build_manifest(dataset)
+        assert report.missing_streams == {}
+        with mm_assets.open(report.url) as data:
+            assert data.verify().ok
+            assert data.read_modality("score", range(len(data))) == [numbers[key] for key in data.sample_ids]
+    assert report.digest == before.digest
 
 
-def test_streams_of_other_mstr_files_are_lost(made: dict[tuple[str, ...], DatasetStore], tmp_path: Path) -> None:
-    """Where the MSTR file that is made again is another one, the streams set aside are lost, and the marker says so."""
+def test_a_partition_that_gets_other_samples_lacks_its_streams(
+    made: dict[tuple[str, ...], DatasetStore], tmp_path: Path
+) -> None:
+    """A filter that drops samples of one partition leaves the other one's stream, and `run` and `status` say so."""
     both = changed(made[FORMATS], tmp_path, *FORMATS)
-    with mm_assets.open(both.store.url_of("manifest.json"), format="mstr") as data:
-        numbers = dict.fromkeys(data.sample_ids, 1.0)
-    list(add_to_dataset(both, "score", ScalarField(dtype="float32"), values_of(numbers)))
-    before = marker_of(both, "s")["added"]
-    run(DatasetStore(both.spec.replace(formats=("mult",))))
+    with mm_assets.open(both.store.url_of("manifest.json")) as data:
+        add_stream(both, "score", ScalarField(dtype="float32"), dict.fromkeys(data.sample_ids, 1.0))
     fewer = [{"type": "text_length", "min_chars": 7}]  # drops nothing in `s`
-    for formats in (("mult",), FORMATS):
-        other = DatasetStore(both.spec.replace(formats=formats, filters=fewer))
-        run(other)
-    assert [marker_of(other, key).get("lost_streams") for key in "st"] == [None, ["score"]]
-    assert [marker_of(other, key).get("added") for key in "st"] == [before, None]
-    assert manifests.build_manifest(other).missing_streams == {"score": ("t",)}
+    given = ["--shards", both.spec.shards, "--root", both.spec.root, "--dataset", "data", "--set", "pack=generic"]
+    given += ["--set", f"filters={json.dumps(fewer)}", "--set", "settle_seconds=0"]
+    line = "data: readers do not see the stream 'score': it is missing in t; add it with `mm-assets add-stream"
+    for command in ("run", "status"):
+        done = CliRunner().invoke(main, [command, *given], env={"DAGSTER_HOME": str(tmp_path)})
+        assert done.exit_code == 0, done.output
+        assert line in done.stderr
+    dataset = DatasetStore(both.spec.replace(filters=fewer))
+    assert manifests.build_manifest(dataset).missing_streams == {"score": ("t",)}
+    assert len(dataset.store.sizes("streams")) == 2

@@ -153,7 +153,7 @@ def test_an_error_can_fail_the_partition(tmp_path: Path, mode: str, stage: str) 
         at_work(made, dataset, "s")
     with pytest.raises(SourceError, match=r"'a', position 2.*gone\.png"):
         at_work(getattr(stages, stage), dataset, "s")
-    assert not dataset.store.exists(dataset.table(stage, "s"))
+    assert not dataset.store.sizes(stage)
 
 
 def test_hostile_tokens_read_nothing(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.pipeline.partition import stages
 from mm_assets.pipeline.partition.inputs import PartitionWork
+from mm_assets.pipeline.partition.publish import publish
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 
-from ..chain import at_work, declare, run_chain
+from ..chain import at_work, declare, run_chain, stages_of, table_name
 from ..shards import CAPTIONS, DOCUMENTS, make_shard
 from ..test_spec import DECISIVE
 
@@ -46,13 +47,10 @@ def test_wrong_root_options_are_named_by_their_key(tmp_path: Path, options: dict
 
 
 def test_a_registration_that_fails_elsewhere_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A root without its bucket is a wrong setting; another process at work, or a broken transfer, is not."""
+    """A root without its bucket is a wrong setting; a broken transfer is not."""
     shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
     dataset = DatasetStore(declare(tmp_path / "root", shard))
-    with dataset.store.draft("schema.json") as draft:
-        draft.path.write_bytes(b"{}")
-        with pytest.raises(SourceError, match=r"schema\.json: another process is writing this file"):
-            register(dataset)
+    register(dataset)
     remote = DatasetStore(declare(tmp_path, shard).replace(root="memory://bucket"))
     broken: list[Exception] = [ConnectionError("reset by peer"), FileNotFoundError("bucket")]
     monkeypatch.setattr(type(remote.store.fs), "put_file", lambda *_: (_ for _ in ()).throw(broken.pop(0)))
@@ -86,10 +84,10 @@ def test_a_stage_that_reads_tables_alone_does_not_open_the_shard(tmp_path: Path,
     """Stages after the last that reads the shard work without it, and give what they gave."""
     shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
     dataset, _ = run_chain(declare(tmp_path / "root", shard, materialize=mode))
-    before = dataset.records("s")
+    before = stages_of(dataset, "s")
     shard.unlink()
     at_work(getattr(stages, stage), dataset, "s")
-    assert dataset.records("s") == before
+    assert stages_of(dataset, "s") == before
 
 
 def test_an_unregistered_partition_names_the_command(tmp_path: Path) -> None:
@@ -110,7 +108,7 @@ def test_a_flipped_bit_in_a_table_stops_the_next_stage(tmp_path: Path, remote: b
     dataset, _ = run_chain(declare(root, shard))
     readers = [*stages.TABLE_STAGES.values(), stages.packed]
     for stage, read in zip(stages.TABLE_STAGES, readers[1:], strict=True):
-        record = dataset.records("s")[stage].files[stage.tables[0].name]
+        record = stages_of(dataset, "s")[stage].files[stage.tables[0].name]
         whole = dataset.store.read_bytes(record.path)
         for place in (7, len(whole) // 2, len(whole) - 9):
             flipped = bytearray(whole)
@@ -152,18 +150,38 @@ def test_a_setting_that_decides_the_schema_is_refused_by_its_name(tmp_path: Path
     register(changed)
 
 
-def test_settings_that_an_earlier_release_did_not_store_are_not_refused(tmp_path: Path) -> None:
-    """What one of them was is unknown, so that a dataset may go on; a message names all that changed."""
+def test_a_refusal_names_every_setting_that_changed(tmp_path: Path) -> None:
+    """The first one is named as the cause; one that was not stored, as by a release without it, does not count."""
     shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
     spec = declare(tmp_path / "root", shard, samples={"texts_field": "t"})
-    dataset = DatasetStore(spec)
-    register(dataset)
-    file = tmp_path / "root" / "data" / "schema.json"
-    stored = json.loads(file.read_text())
-    earlier = {"user_columns", "per_image_fields", "per_text_fields", "extensions"}
-    stored["declared"]["samples"] = {k: v for k, v in stored["declared"]["samples"].items() if k in earlier}
-    file.write_text(json.dumps(stored))
     register(DatasetStore(spec))
     other = spec.replace(samples={"roles": [], "texts_field": "u", "user_columns": []}, pack="generic")
-    with pytest.raises(ConfigError, match=r"samples\.roles: changed .*\(and so did samples\.user_columns, pack\)"):
+    all_changed = r"samples\.roles: changed .*\(and so did samples\.texts_field, samples\.user_columns, pack\)"
+    with pytest.raises(ConfigError, match=all_changed):
         register(DatasetStore(other))
+    file = tmp_path / "root" / "data" / "schema.json"
+    stored = json.loads(file.read_text())
+    for name in ("roles", "texts_field"):
+        del stored["declared"]["samples"][name]
+    file.write_text(json.dumps(stored))
+    register(DatasetStore(spec))
+    with pytest.raises(ConfigError, match=r"samples\.user_columns: changed .*\(and so did pack\)"):
+        register(DatasetStore(other))
+
+
+def test_publishing_out_of_order_is_refused(tmp_path: Path) -> None:
+    """A partition whose later stages are those of other settings is not published."""
+    dataset, _ = run_chain(declare(tmp_path / "root", make_shard(tmp_path / "in" / "s.tar", CAPTIONS)))
+    other = DatasetStore(dataset.spec.replace(filters=[{"type": "text_length", "min_chars": 3}]))
+    at_work(stages.filtered_rows, other, "s")
+    with pytest.raises(SourceError, match="packed_mult has not been made"):
+        at_work(publish, other, "s")
+
+
+def test_a_table_of_another_size_is_refused(tmp_path: Path) -> None:
+    """A file whose size is not that in its record is not read."""
+    dataset, _ = run_chain(declare(tmp_path / "root", make_shard(tmp_path / "in" / "s.tar", CAPTIONS)))
+    path = Path(dataset.store.path_of(table_name(dataset, "rows", "s")))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(SourceError, match="a file of rows is "):
+        at_work(stages.materialized_rows, dataset, "s")

@@ -1,26 +1,31 @@
-"""The unit of work of a load: a partition from shard to marker, without Dagster."""
+"""The unit of work of a load: a partition from shard to record, without Dagster."""
 
 from __future__ import annotations
 
 import gc
 import os
 import pickle
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mm_assets.errors import SourceError
 from mm_assets.pipeline.chain import RAW_SHARDS, RECORDED_STAGES, TABLES
-from mm_assets.pipeline.partition.run import partition_steps, run_partition
+from mm_assets.pipeline.partition import stages
+from mm_assets.pipeline.partition.run import partition_steps, rare_collections, run_partition
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import pending_partitions
+from mm_assets.storage.store import Store
 
-from ..chain import declare, marker_name, marker_of
+from ..chain import at_work, declare, record_name, record_of, stages_of
 from ..state.test_losses import jpeg, write_tar
 
 
 def test_a_partition_is_published_and_reported(tmp_path: Path) -> None:
-    """The report has the marker and every stage's record, in a form that a process can send."""
+    """The report has the record of the partition and of every stage, in a form that a process can send."""
     write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
     dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
     register(dataset)
@@ -28,9 +33,9 @@ def test_a_partition_is_published_and_reported(tmp_path: Path) -> None:
     assert len(sent) < 50_000
     report = pickle.loads(sent)
     assert report.ok
-    assert report.marker == marker_of(dataset, "a")
+    assert report.record.to_bytes() == record_of(dataset, "a").to_bytes()
     assert {name: result.record.to_json() for name, result in report.results.items()} == {
-        stage.name: record.to_json() for stage, record in dataset.records("a").items()
+        stage.name: record.to_json() for stage, record in stages_of(dataset, "a").items()
     }
     assert pending_partitions(dataset) == []
     assert report.failure is None
@@ -49,8 +54,35 @@ def test_an_error_is_reported_and_stored(tmp_path: Path) -> None:
     assert report.failure is not None
     assert report.failure.stage == "raw_shards"
     assert report.failure.path == str(tmp_path / "a.tar")
-    assert report.failure == dataset.failure("a")
+    assert report.failure == dataset.attempt("a").failure
     assert report.results == {}
+
+
+def test_an_error_before_the_first_stage_keeps_what_is_complete(tmp_path: Path) -> None:
+    """The next run reuses the stages of the attempt before, which a run that never began does not replace."""
+    write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
+    dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
+    register(dataset)
+    at_work(stages.raw_shards, dataset, "a")
+    before = dataset.attempt("a")
+    assert list(before.stages) == [RAW_SHARDS]
+    report = run_partition(dataset.spec, dataset.partition("a"), dataset.schema(), scratch=tmp_path / "missing")
+    assert report.failure is not None
+    assert dataset.attempt("a") == replace(before, failure=report.failure)
+
+
+def test_an_attempt_that_cannot_be_removed_fails_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition is published by its record; what may not be deleted is left to `clean`."""
+    write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
+    dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
+    register(dataset)
+
+    def refuse(_: Store, name: str) -> None:
+        raise SourceError(name, "cannot be deleted: access denied")
+
+    monkeypatch.setattr(Store, "delete", refuse)
+    assert run_partition(dataset.spec, dataset.partition("a"), dataset.schema()).ok
+    assert pending_partitions(dataset) == []
 
 
 def test_the_collector_of_the_process_is_as_before(tmp_path: Path) -> None:
@@ -70,8 +102,20 @@ def test_the_collector_of_the_process_is_as_before(tmp_path: Path) -> None:
     assert gc.get_threshold() == before
 
 
+def test_the_collector_is_as_before_when_the_last_block_ends() -> None:
+    """Blocks of several threads, and of generators that are finished late, overlap in any order."""
+    before = gc.get_threshold()
+    blocks = [rare_collections() for _ in range(3)]
+    for block in blocks:
+        block.__enter__()
+    for block in blocks:
+        assert gc.get_threshold()[0] >= 20_000
+        block.__exit__(None, None, None)
+    assert gc.get_threshold() == before
+
+
 def test_each_file_and_folder_is_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the marker names, and the folders it is in, wait for the disk once, before the marker does."""
+    """What the record names, and the folders it is in, wait for the disk once, before the record does."""
     write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
     dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
     register(dataset)
@@ -84,9 +128,11 @@ def test_each_file_and_folder_is_synced_once(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "fsync", noted)
     assert run_partition(dataset.spec, dataset.partition("a"), dataset.schema()).ok
-    folders = [*TABLES, "packed", "records", "published"]
+    names = [re.sub(r"\.\d+-[0-9a-f]{8}\.tmp$", ".tmp", str(path)) for path in synced]
+    folders = [*TABLES, "packed", "records"]
     files = [*(f"{table}/.a.parquet.tmp" for table in TABLES), "packed/.a.mult.tmp", "packed/.a.mstr.tmp"]
-    records = ["records/.a.json.tmp"] * len(RECORDED_STAGES)  # a new version after each stage
-    marker = "published/." + marker_name(dataset, "a").removeprefix("published/") + ".tmp"
-    assert sorted(map(str, synced)) == sorted([*folders, *files, *records, marker])
-    assert list(map(str, synced[-2:])) == [marker, "published"]
+    attempts = ["attempts/.a.json.tmp"] * len(RECORDED_STAGES)  # after each stage
+    record = "records/." + record_name(dataset, "a").removeprefix("records/") + ".tmp"
+    parents = ["."] * len([*folders, "attempts"])  # of each new folder
+    assert sorted(names) == sorted([*parents, *folders, *files, *attempts, record])
+    assert names[-2:] == [record, "records"]

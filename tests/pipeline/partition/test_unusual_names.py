@@ -19,22 +19,22 @@ from mm_assets.checks import relations
 from mm_assets.cli.main import main
 from mm_assets.pipeline.chain import FILTERED_ROWS, TABLES
 from mm_assets.pipeline.explore.diff import diff, find_version
-from mm_assets.pipeline.explore.drops import drops, other_losses, totals
 from mm_assets.pipeline.explore.histograms import histogram, kept_by, scores
 from mm_assets.pipeline.explore.provenance import member_content, origins, row_content, samples_at
 from mm_assets.pipeline.explore.sql import dataset_sandbox
-from mm_assets.pipeline.explore.sql_worker import _connect
+from mm_assets.pipeline.explore.sql_worker import connect
 from mm_assets.pipeline.explore.statistics import statistics
 from mm_assets.pipeline.state import manifests, sql_views
 from mm_assets.pipeline.state.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.losses import losses
+from mm_assets.pipeline.state.losses import Selection, loss_page, losses, recorded_totals
 from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.rows.schema import QUERY_COLUMNS, RESERVED_COLUMNS
 from mm_assets.rows.sql import sql_name
 from mm_assets.rows.user_columns import MAX_NAME, column_name
 
-from ..chain import declare, run_chain, run_partition
+from ..chain import declare, record_of, run_chain, run_partition
 from ..shards import make_shard, png
 
 ROOTS = (
@@ -120,9 +120,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetStore]:
     folder = tmp_path_factory.mktemp("names")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relations, "_MAX_HELD", 0)
-        patch.setattr(
-            "mm_assets.pipeline.explore.drops._PAGE_SECONDS", 600.0
-        )  # a page of a busy machine would be shorter
+        # A page of a busy machine would be shorter.
+        patch.setattr("mm_assets.pipeline.state.losses._PAGE_SECONDS", 600.0)
         settings = {"annotators": [{"type": "image_size"}], "pack": {"columns": "all"}}
         spec = declare(folder / "root", write_shards(folder / "in"), **settings)
         run_chain(spec)
@@ -159,41 +158,41 @@ def in_catalog(dataset: DatasetStore) -> Any:
 
 
 def in_sandbox(dataset: DatasetStore) -> Any:
-    """The connection of a sandbox, which may read the dataset's folder and nothing else."""
-    with_sandbox = dataset_sandbox(dataset)
-    return _connect(with_sandbox._request)
+    """The connection of a sandbox, which may read the dataset's tables and nothing else."""
+    return connect(dataset_sandbox(DatasetState(dataset)).request)
 
 
 def answers(dataset: DatasetStore) -> dict[str, Any]:
     """What each query of the project answers."""
     found: dict[str, Any] = {}
-    with closing(sql_views.sql_connection(dataset)) as connection:
+    state = DatasetState(dataset)
+    with closing(sql_views.sql_connection(state)) as connection:
         for view in (*TABLES, "published"):
             found[view] = connection.execute(f"select partition, count(*) from {view} group by 1 order by 1").fetchall()
         found["filtered"] = user_values(connection, dataset, "filtered_rows")
-    for name, connect in (("sandbox", in_sandbox), ("catalog", in_catalog)):
+    for name, opened in (("sandbox", in_sandbox), ("catalog", in_catalog)):
         if name == "catalog" and "\\" in dataset.store.path_of(""):  # below which DuckDB lists no files
             continue
-        with closing(connect(dataset)) as connection:
+        with closing(opened(dataset)) as connection:
             assert user_values(connection, dataset, "filtered_rows") == found["filtered"]
-    found["drops"] = [item.to_json() for item in drops(dataset, reason="image_size.width_below_min").items]
-    found["others"] = other_losses(dataset, stage="rows", reason="hidden file").items
-    found["totals"], found["losses"] = totals(dataset), list(losses(dataset, sorted(dataset.partitions())))
-    found["origins"] = origins(dataset, "a", "a0")
-    found["places"] = samples_at(dataset, "a", member="a0.png")
-    content = row_content(dataset, "a", "a0", 0, "image"), row_content(dataset, "a", "a0", -1, "metadata")
-    member = member_content(dataset, "a", shard="a.tar", member=".hidden")
+    drops = Selection(stage="filtered_rows", reason="image_size.width_below_min")
+    found["drops"] = [item.to_json() for item in loss_page(state, drops).items]
+    found["totals"], found["losses"] = recorded_totals(state), list(losses(state))
+    found["origins"] = origins(state, "a", "a0")
+    found["places"] = samples_at(state, "a", member="a0.png")
+    content = row_content(state, "a", "a0", 0, "image"), row_content(state, "a", "a0", -1, "metadata")
+    member = member_content(state, "a", shard="a.tar", member=".hidden")
     found["content"] = [one.read(0, one.size) for one in (*content, member) if one is not None]
-    found["scores"] = scores(dataset)
+    found["scores"] = scores(state)
     for name in ("image_width", "content_bytes", *(c for c in columns_of(dataset).values() if c.casefold() == "a")):
-        found[name] = histogram(dataset, name, bins=2).to_json(), kept_by(dataset, name, at_most=8)
+        found[name] = histogram(state, name, bins=2), kept_by(state, name, at_most=8)
     changed = diff(dataset, find_version(dataset, "previous"), find_version(dataset, "newest"))
     found["diff"] = {key: list(changed.samples(key)) for key in changed.keys}
-    digests = {key: dataset.records(key)[FILTERED_ROWS].files["filtered_rows"].sha256 for key in dataset.partitions()}
+    tables = {key: entry.tables[FILTERED_ROWS.tables[0].name] for key, entry in state.listed.items()}
     for cached in ("cache/sample_ids.parquet", "cache/new_sample_ids.parquet"):
         dataset.store.delete(cached)
-    found["duplicates"] = [duplicate_ids(dataset, digests) for _ in ("of the tables", "of the cache")]
-    made = statistics(dataset)
+    found["duplicates"] = [duplicate_ids(dataset, tables) for _ in ("of the tables", "of the cache")]
+    made = statistics(state)
     found["statistics"] = made.num_samples, made.rows, made.texts
     with mm_assets.open(dataset.store.url_of("manifest.json")) as opened:
         found["selected"] = list(opened.filter("image.width >= 10").sample_ids)
@@ -221,7 +220,8 @@ def test_every_key_has_a_column_with_its_values(dataset: DatasetStore, expected:
 def test_the_answers_are_those_of_the_files(dataset: DatasetStore, expected: Mapping[str, Any]) -> None:
     """Counts, drops, origins, scores and differences are those of the tables as Arrow reads them."""
     for table in TABLES:
-        files = {key: pq.ParquetFile(dataset.store.path_of(dataset.table(table, key))) for key in dataset.partitions()}
+        paths = {key: record_of(dataset, key).tables[table].path for key in dataset.partitions()}
+        files = {key: pq.ParquetFile(dataset.store.path_of(path)) for key, path in paths.items()}
         assert dict(expected[table]) == {k: f.metadata.num_rows for k, f in files.items() if f.metadata.num_rows}
     assert expected["published"] == [("a", 1), ("b", 1)]
     assert [(d["sample_id"], d["value"], d["member"]) for d in expected["drops"]] == [

@@ -1,7 +1,8 @@
-"""Sample ids that several partitions have are found by the manifest, and said."""
+"""Sample ids that several partitions have are counted by the manifest."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 from pathlib import Path
@@ -12,14 +13,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mm_assets.orchestration.launch import open_instance
-from mm_assets.pipeline.chain import FILTERED_ROWS
+from mm_assets.dataset.manifest import file_path
+from mm_assets.orchestration.launch import open_instance, run_load
+from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.state import manifests
 from mm_assets.pipeline.state.duplicate_ids import duplicate_ids, duplicates_said
 from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.staleness import DatasetState
 
-from ...e2e.loads import make_manifest
-from ..chain import declare, marker_name, run_chain
+from ..chain import declare, record_name, run_chain, run_partition
 
 
 def write_shard(path: Path, ids: list[str]) -> None:
@@ -45,26 +48,28 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetStore:
 
 def test_partitions_without_common_ids_say_nothing(dataset: DatasetStore) -> None:
     """One partition, or none, has nothing in common with another."""
-    digests = {key: dataset.records(key)[FILTERED_ROWS].files["filtered_rows"].sha256 for key in dataset.partitions()}
+    files = {key: entry.tables["filtered_rows"] for key, entry in DatasetState(dataset).listed.items()}
     for keys in ([], ["b"]):
-        assert duplicates_said(duplicate_ids(dataset, {key: digests[key] for key in keys})) == ""
-    assert duplicate_ids(dataset, {key: digests[key] for key in ("a.0", "b")})["examples"] == [
+        assert duplicates_said(duplicate_ids(dataset, {key: files[key] for key in keys})) == ""
+    assert duplicate_ids(dataset, {key: files[key] for key in ("a.0", "b")})["examples"] == [
         {"sample_id": "x", "num_partitions": 2, "partitions": ["a.0", "b"]}
     ]
 
 
-def test_the_check_of_the_manifest_warns(dataset: DatasetStore, tmp_path: Path, monkeypatch) -> None:
-    """The manifest's run succeeds, and its warning names the check, an id and its partitions."""
+def test_the_check_of_the_manifest_warns(
+    dataset: DatasetStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load's warning names the check, an id and its partitions."""
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
-    with open_instance():
-        made = make_manifest(dataset.spec)
+    with open_instance(), Processes() as processes:
+        made = run_load(dataset.spec, [], engine=processes)
     assert made.ok
     (line,) = made.warnings
     assert line.startswith("manifest: check unique_ids: 8 sample ids in several partitions, 's0' in 2")
 
 
-def test_ids_in_several_partitions_are_counted_with_examples(dataset: DatasetStore, monkeypatch) -> None:
-    """The manifest has their number and the first five; it compares them again only where partitions changed."""
+def test_ids_in_several_partitions_are_counted_with_examples(dataset: DatasetStore) -> None:
+    """The manifest has their number and the first five, of the partitions that it lists."""
     report = manifests.build_manifest(dataset)
     found = report.manifest["duplicate_ids"]
     assert found["count"] == 8
@@ -72,15 +77,24 @@ def test_ids_in_several_partitions_are_counted_with_examples(dataset: DatasetSto
         {"sample_id": f"s{n}", "num_partitions": 2, "partitions": ["a.0", "c"]} for n in range(5)
     ]
     assert duplicates_said(found).startswith("8 sample ids in several partitions, 's0' in 2, a.0 and c among them")
-    compared: list[list[str]] = []
-    monkeypatch.setattr(
-        manifests, "duplicate_ids", lambda _, keys, sizes: compared.append([*keys]) or {"count": 0, "examples": []}
-    )
     assert manifests.build_manifest(dataset).digest == report.digest
-    assert compared == []
-    dataset.store.delete(marker_name(dataset, "b"))
-    assert manifests.build_manifest(dataset).manifest["duplicate_ids"]["count"] == 0
-    assert compared == [["a.0", "c"]]
+    dataset.store.delete(record_name(dataset, "b"))
+    report = manifests.build_manifest(dataset)
+    assert report.manifest["duplicate_ids"]["count"] == 8
+    dataset.store.delete(record_name(dataset, "c"))
+    assert manifests.build_manifest(dataset).manifest["duplicate_ids"] == {"count": 0, "examples": []}
+
+
+def write_ids(root: Path, key: str, ids: list[str]) -> tuple[int, str]:
+    """Writes the table of a partition with two rows for each sample; returns its size and digest."""
+    rows = {"sample_id": [*ids, *ids], "position": [-1] * len(ids) + [0] * len(ids)}
+    types = pa.schema([("sample_id", pa.string()), ("position", pa.int32())])
+    pq.write_table(pa.table(rows, types), content := io.BytesIO())
+    digest = hashlib.sha256(content.getvalue()).hexdigest()
+    path = root / file_path("filtered_rows", key, digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.getvalue())
+    return len(content.getvalue()), digest
 
 
 def expected(partitions: dict[str, frozenset[str]]) -> dict[str, object]:
@@ -117,25 +131,71 @@ def test_partitions_that_come_change_and_go_give_what_counting_gives(
             for path in root.glob("cache/*"):
                 content = path.read_bytes()
                 path.write_bytes(content[:-9] if number % 2 else content[:4] + bytes(40) + content[44:])
-        for key, ids in partitions.items():
-            (root / "filtered_rows").mkdir(parents=True, exist_ok=True)
-            rows = {"sample_id": [*ids, *ids], "position": [-1] * len(ids) + [0] * len(ids)}
-            types = pa.schema([("sample_id", pa.string()), ("position", pa.int32())])
-            pq.write_table(pa.table(rows, types), root / dataset.table("filtered_rows", key))
-        tables = {key: f"{sorted(ids)}" for key, ids in partitions.items()}
-        assert duplicate_ids(dataset, tables) == expected(partitions)
+        files = {key: write_ids(root, key, sorted(ids)) for key, ids in partitions.items()}
+        assert duplicate_ids(dataset, files) == expected(partitions)
 
 
 def test_ids_of_one_new_partition_are_read(tmp_path: Path) -> None:
     """A manifest reads the tables of partitions that are new since the last one, and no others."""
     dataset = DatasetStore(declare(tmp_path, "in/*.tar"))
-    folder = Path(dataset.store.path_of("filtered_rows"))
-    folder.mkdir(parents=True)
-    tables = {}
+    root, files = Path(dataset.store.path_of("")), {}
     for number in range(20):
-        pq.write_table(pa.table({"sample_id": ["x", f"{number}"], "position": [-1, -1]}), folder / f"{number}.parquet")
-        tables[f"{number}"] = f"digest of {number}"
+        files[f"{number}"] = write_ids(root, f"{number}", ["x", f"id {number}"])
         if number >= 9:
-            assert duplicate_ids(dataset, tables)["examples"][0]["num_partitions"] == number + 1
-            for path in folder.glob("*.parquet"):
+            assert duplicate_ids(dataset, files)["examples"][0]["num_partitions"] == number + 1
+            for path in root.glob("filtered_rows/*"):
                 path.unlink()
+
+
+@given(partitions=PARTITIONS, unique=st.sets(st.sampled_from(["a", "b'", "c.1", "d", "e", "f", "g", "h"])))
+@settings(max_examples=30, deadline=None)
+def test_ids_of_partitions_that_are_known_to_be_unique_are_not_compared(
+    tmp_path_factory: pytest.TempPathFactory, partitions: dict[str, frozenset[str]], unique: set[str]
+) -> None:
+    """Without the ids of unique partitions among themselves the duplicates are the same."""
+    dataset = DatasetStore(declare(tmp_path_factory.mktemp("ids"), "in/*.tar"))
+    seen: set[str] = set()
+    for key in sorted(unique & partitions.keys()):  # makes it true that no two of them have an id in common
+        partitions[key] -= seen
+        seen |= partitions[key]
+    files = {}
+    for key, ids in partitions.items():
+        with dataset.store.draft("filtered_rows/new.parquet") as draft:
+            types = pa.schema([("sample_id", pa.string()), ("position", pa.int32())])
+            pq.write_table(pa.table({"sample_id": [*ids], "position": [-1] * len(ids)}, types), draft.path)
+            draft.name = file_path("filtered_rows", key, draft.digest())
+        files[key] = draft.result().size, draft.result().sha256
+    for _ in ("of the tables", "of the cache"):
+        assert duplicate_ids(dataset, files, unique=unique) == expected(partitions)
+
+
+def test_a_count_outlives_manifests_that_a_load_makes_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They name the new partitions, and at the end the ids of these alone are compared with the others."""
+    (tmp_path / "in").mkdir()
+
+    def add(key: str) -> None:
+        write_shard(tmp_path / "in" / f"{key}.tar", [key, "x"] if key in "ad" else [key])
+        register(dataset)
+        run_partition(dataset, key)
+
+    dataset = DatasetStore(declare(tmp_path / "root", tmp_path / "in" / "*.tar"))
+    add("a")
+    add("b")
+    assert manifests.build_manifest(dataset).manifest["duplicate_ids"]["count"] == 0
+    for key in "cd":
+        add(key)
+        report = manifests.build_manifest(dataset, counts_duplicates=False)
+        assert manifests.current_manifest(report.state) is None
+    assert report.manifest["duplicate_ids"] == {"count": 0, "examples": [], "uncounted": ["c", "d"]}
+    compared = []
+
+    def count(dataset: DatasetStore, files: object, *, unique: set[str]) -> object:
+        compared.append(unique)
+        return duplicate_ids(dataset, files, unique=unique)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(manifests, "duplicate_ids", count)
+    found = manifests.build_manifest(dataset).manifest["duplicate_ids"]
+    assert (found["count"], compared) == (1, [{"a", "b"}])
+    assert "uncounted" not in found

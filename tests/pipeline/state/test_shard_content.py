@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from mm_assets.errors import SourceError
 from mm_assets.pipeline.partition import stages
+from mm_assets.pipeline.partition.run import run_partition as run_whole
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import pending_partitions
 
-from ..chain import at_work, declare, marker_of, run_chain, run_partition
+from ..chain import at_work, declare, record_of, run_chain, run_partition
 
 
 def tar_of(text: bytes) -> bytes:
@@ -80,7 +81,7 @@ HARMLESS: dict[str, Callable[[Path], None]] = {
 def test_equal_bytes_are_the_same_shard(published: tuple[DatasetStore, Path]) -> None:
     """A touch, a change of rights, a copy and a rename make nothing pending, and a run afterwards changes no file."""
     dataset, shard = published
-    marker = marker_of(dataset, "s")
+    record = record_of(dataset, "s")
     for name, change in HARMLESS.items():
         before = shard.stat()
         change(shard)
@@ -88,27 +89,27 @@ def test_equal_bytes_are_the_same_shard(published: tuple[DatasetStore, Path]) ->
         assert not pending(dataset), name
         assert dataset.partition("s").shards[0].times == f"{shard.stat().st_mtime_ns}-{shard.stat().st_ctime_ns}"
     run_partition(dataset, "s")
-    assert marker_of(dataset, "s") == marker
+    assert record_of(dataset, "s") == record
 
 
 def test_other_bytes_are_another_shard(published: tuple[DatasetStore, Path]) -> None:
     """Other bytes of the same size and time are noticed once, refused until they are indexed, and then published."""
     dataset, shard = published
-    first = marker_of(dataset, "s")
+    first = record_of(dataset, "s")
     overwrite(shard, OTHER)
     assert pending(dataset)
-    with pytest.raises(SourceError, match=r"changed since it was indexed \(found .*, expected .*\): materialize raw_"):
+    with pytest.raises(SourceError, match=r"raw_shards of partition 's' has not been made"):
         at_work(stages.rows, dataset, "s")
     assert register(dataset).changed == ()
     run_partition(dataset, "s")
     assert pending_partitions(dataset) == []
-    assert marker_of(dataset, "s")["files"]["mult"] != first["files"]["mult"]
+    assert record_of(dataset, "s").packed["mult"] != first.packed["mult"]
     shard.chmod(0o600)
     assert not pending(dataset)
     overwrite(shard, FIRST)
     assert pending(dataset)
     run_partition(dataset, "s")
-    assert marker_of(dataset, "s")["files"]["mult"] == first["files"]["mult"]
+    assert record_of(dataset, "s").packed["mult"] == first.packed["mult"]
 
 
 def test_other_bytes_before_a_run(published: tuple[DatasetStore, Path]) -> None:
@@ -124,13 +125,29 @@ def test_other_bytes_before_a_run(published: tuple[DatasetStore, Path]) -> None:
     assert pending_partitions(dataset) == ["s"]
 
 
-def test_a_registration_without_times_takes_them_over(published: tuple[DatasetStore, Path]) -> None:
-    """Shards that an earlier release registered are not pending, and later changes of their bytes are noticed."""
-    dataset, shard = published
-    listed = json.loads(dataset.store.read_bytes("shards.json"))
-    times = listed["partitions"]["s"][0].pop("times")
-    dataset.store.write_bytes("shards.json", json.dumps(listed).encode())
-    assert not pending(dataset)
-    assert dataset.partition("s").shards[0].times == times
-    overwrite(shard, OTHER)
+def test_an_object_that_was_uploaded_again_is_the_same_shard(tmp_path: Path) -> None:
+    """An object with another tag and equal bytes makes its partition pending, and its run publishes the same files."""
+    fs = fsspec.filesystem("memory")
+    fs.pipe_file("/again/s.tar", FIRST)
+    dataset = DatasetStore(declare(tmp_path / "root", "memory://again/s.tar"))
+
+    def run() -> int:
+        """Runs the partition; returns how many stages ran."""
+        report = run_whole(dataset.spec, dataset.partition("s"), dataset.schema())
+        assert report.ok
+        return len(report.results)
+
+    register(dataset)
+    assert run() > 0
+    first = record_of(dataset, "s")
+    fs.pipe_file("/again/s.tar", FIRST)
     assert pending(dataset)
+    assert run() == 0
+    again = record_of(dataset, "s")
+    assert again.recipe != first.recipe
+    assert (again.packed, again.tables) == (first.packed, first.tables)
+    assert pending_partitions(dataset) == []
+    fs.pipe_file("/again/s.tar", OTHER)
+    assert pending(dataset)
+    assert run() > 0
+    assert record_of(dataset, "s").packed["mult"] != first.packed["mult"]

@@ -1,4 +1,4 @@
-"""Keys of partitions: every name of a shard gives one, which no other shard changes, and a dataset has one spelling."""
+"""Registration: every name of a shard gives a key, and what shards that changed or are missing do to a dataset."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mm_assets
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, SourceError
+from mm_assets.pipeline.partition import stages
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import MAX_KEY, group_shards, partition_key, register
 from mm_assets.storage.listing import Listing, ShardFile
 
 from ...storage.web_server import serve
-from ..chain import declare, run_chain
+from ..chain import at_work, declare, run_chain
 from ..shards import CAPTIONS, make_shard, values
 
 names = st.one_of(st.text(max_size=80), st.text("ab.%-_ ", max_size=10), st.text("aé", min_size=60, max_size=300))
@@ -108,7 +109,7 @@ def test_no_shard_changes_the_key_of_another(drawn: list[str], number: int) -> N
     assert len(keys(shards)) == len(shards)
 
 
-def test_a_dataset_of_an_earlier_spelling_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_spelling_of_the_shards_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dataset that was registered with another spelling of its shards is neither refused nor changed."""
     make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
     os.utime(tmp_path / "in" / "s.tar", (1, 1))
@@ -120,15 +121,8 @@ def test_a_dataset_of_an_earlier_spelling_stays_as_it_is(tmp_path: Path, monkeyp
         assert other.spec.shards == place
         found = register(other)
         assert (found.added, found.changed, found.removed) == ((), (), ())
-    file = tmp_path / "root" / "data" / "shards.json"
-    stored = file.read_text()
-    file.write_text(stored.replace(place, f"{tmp_path / 'root'}/../in"))  # as a release before stored a relative path
-    earlier = DatasetStore(dataset.spec)
-    known = earlier.partitions()
-    found = register(earlier)
-    assert (found.added, found.changed, found.removed) == ((), (), ())
-    assert {partition.key: partition for partition in found.partitions} == known
-    assert json.loads(file.read_text())["shards"] == place
+    stored = json.loads(dataset.store.read_bytes("shards.json"))
+    assert stored["shards"] == place
 
 
 def test_a_renewed_signature_is_the_same_dataset(tmp_path: Path) -> None:
@@ -148,3 +142,43 @@ def test_a_renewed_signature_is_the_same_dataset(tmp_path: Path) -> None:
         assert dataset.registered().source == f"{web.url}/part%207.tar"
     for file in (tmp_path / "root").rglob("*"):
         assert not file.is_file() or b"5ec2e7a" not in file.read_bytes(), file
+
+
+def test_what_is_indexed_is_what_was_registered(inbox: Path, tmp_path: Path) -> None:
+    """A shard that is being replaced after its registration is not indexed half, but refused with what to do."""
+    dataset, _ = run_chain(declare(tmp_path / "root", inbox, pack="generic"))
+    make_shard(inbox / "b.tar", CAPTIONS)
+    with pytest.raises(SourceError, match=r"changed since it was registered .*mm-assets register"):
+        at_work(stages.raw_shards, dataset, "b")
+
+
+def test_shards_that_are_all_gone_change_nothing(inbox: Path, tmp_path: Path) -> None:
+    """A place that looks empty, as an unmounted folder does, is an error and unregisters nothing."""
+    dataset = DatasetStore(declare(tmp_path / "root", inbox, pack="generic"))
+    register(dataset)
+    for shard in inbox.iterdir():
+        shard.unlink()
+    with pytest.raises(SourceError, match="no shard was found there, though it held 2 partitions before"):
+        register(dataset, allow_empty=True)
+    assert sorted(dataset.partitions()) == ["a", "b"]
+
+
+def test_other_shards_do_not_take_over_a_dataset(dataset: DatasetStore, tmp_path: Path) -> None:
+    """Shards of another place under the same name are refused, because they would be packed by the first one's plan."""
+    other = DatasetStore(dataset.spec.replace(shards=str(make_shard(tmp_path / "other" / "c.tar", CAPTIONS))))
+    with pytest.raises(ConfigError, match="use another dataset name or root"):
+        register(other)
+    assert register(other, new_schema=True).added == ("c",)
+
+
+def test_a_group_stays_registered_while_a_shard_joins_it(inbox: Path, tmp_path: Path) -> None:
+    """A young shard makes its group wait; what is registered of the group stands until then."""
+    (inbox / "b.tar").unlink()
+    (inbox / "a.tar").rename(inbox / "group-1.tar")
+    spec = declare(tmp_path / "root", inbox, pack="generic", partition_pattern=r"(group)-\d+")
+    assert [p.key for p in register(DatasetStore(spec)).partitions] == ["group"]
+    make_shard(inbox / "group-2.tar", CAPTIONS)
+    found = register(DatasetStore(spec.replace(settle_seconds=3600.0)))
+    assert (found.removed, found.changed, len(found.unsettled)) == ((), (), 2)
+    (partition,) = found.partitions
+    assert len(partition.shards) == 1
