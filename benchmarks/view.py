@@ -30,6 +30,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 import mm_assets
+from mm_assets.dataset import manifest as manifests
+from mm_assets.dataset.manifest import ManifestPartition, packed_name
 from mm_assets.fields import ImageField, TextField
 from mm_assets.formats.convert import open_reader
 
@@ -85,14 +87,26 @@ def make_manifest(folder: Path, samples: int) -> Path:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     with open_reader(str(first)) as reader:
         schema = reader.schema
-    shards = []
+    partitions = []
     for n in range(samples // SAMPLES_PER_FILE):
-        name = f"p{n:05}.{digest[:8]}.mult"
+        name = packed_name(f"p{n:05}", sha256=digest, form="mult")
         if not (packed / name).exists():
             os.link(first, packed / name)
-        file = {"path": f"packed/{name}", "size": first.stat().st_size, "sha256": digest}
-        shards.append({"partition": f"p{n:05}", "num_samples": SAMPLES_PER_FILE, "files": {"mult": file}})
-    content = {"version": 1, "dataset": "benchmark", "schema": schema, "num_samples": samples, "shards": shards}
+        partitions.append(
+            ManifestPartition(
+                key=f"p{n:05}",
+                recipe=digest[:16],
+                num_samples=SAMPLES_PER_FILE,
+                packed={"mult": (first.stat().st_size, digest)},
+                tables={},
+                streams={},
+                decodable={"mode": "full", "on_undecodable": "keep", "judged": 0, "undecodable": 0},
+                losses={},
+            )
+        )
+    content = manifests.make_manifest(
+        dataset="benchmark", schema=schema, partitions=partitions, added=[], losses={}, duplicate_ids=None, settings={}
+    )
     path.write_text(json.dumps(content))
     return path
 

@@ -1,7 +1,7 @@
-"""Datasets of very many published partitions, made from one that was run: only names, and keys in JSON, differ.
+"""Datasets of very many published partitions, made from one that was run: names, keys and recipes differ.
 
-On a local disk the files of the others are links to those of the first; on the S3 server of `s3.py` they are made from
-it when they are read.
+On a local disk the data files of the others are links to those of the first; on the S3 server of `s3.py` they are made
+from those when they are read.
 """
 
 from __future__ import annotations
@@ -9,31 +9,48 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import os
 import pickle
 import shutil
 import tarfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from mm_assets.pipeline.chain import PUBLISHED, TABLES
+from mm_assets.dataset.manifest import make_manifest
+from mm_assets.pipeline.chain import TABLES
 from mm_assets.pipeline.partition.run import PartitionReport, run_partition
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.records import Partition
+from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
+from mm_assets.pipeline.state.records import canonical_json
 from mm_assets.pipeline.state.registration import register
-from mm_assets.pipeline.state.staleness import pending_partitions
+from mm_assets.pipeline.state.staleness import DatasetState, entry_of, pending_partitions
 from mm_assets.storage.urls import filesystem
 
-__all__ = ["Local", "Place", "Remote", "Template", "declared", "key_of", "make_dataset", "publish_one", "withdraw_one"]
+__all__ = [
+    "FIRST",
+    "Local",
+    "Place",
+    "Remote",
+    "Template",
+    "declared",
+    "key_of",
+    "make_dataset",
+    "publish_again",
+    "publish_one",
+    "withdraw_one",
+    "write_manifest",
+]
 
 SAMPLES = 30
-_FOLDERS = (*TABLES, "packed", "published", "records")
+AGE_SECONDS = 2 * 86_400
+_FOLDERS = (*TABLES, "packed")
 
 
 def shard_bytes() -> bytes:
-    """A shard of small samples."""
+    """Returns a shard of small samples."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as tar:
         for number in range(SAMPLES):
@@ -45,11 +62,37 @@ def shard_bytes() -> bytes:
 
 
 def key_of(number: int) -> str:
-    """The key of a partition; all have as many characters, so that files which name them have the same size."""
+    """Returns the key of a partition; all have as many characters, so that files that contain them have one size."""
     return f"p{number:07d}"
 
 
 FIRST = key_of(0)
+
+
+@dataclass(frozen=True)
+class Template:
+    """The first partition as it was run, from which the others are made.
+
+    Attributes:
+        recipe: by which it was made.
+        report: of its run, pickled.
+    """
+
+    recipe: str
+    report: bytes
+
+    @classmethod
+    def of(cls, dataset: DatasetStore) -> Template:
+        """Runs the first partition."""
+        report = run_partition(dataset.spec, dataset.partition(FIRST), dataset.schema())
+        assert report.record is not None, report.failure
+        return cls(report.record.recipe, pickle.dumps(report))
+
+    def report_of(self, key: str, recipe: str) -> PartitionReport:
+        """Returns the report of another partition."""
+        content = self.report.replace(FIRST.encode(), key.encode()).replace(self.recipe.encode(), recipe.encode())
+        made: PartitionReport = pickle.loads(content)
+        return made
 
 
 class Place(Protocol):
@@ -67,8 +110,14 @@ class Place(Protocol):
     def change_shards(self, keys: Sequence[str]) -> None:
         """Replaces shards of partitions by others of the same samples."""
 
-    def publish(self, dataset: DatasetStore, partitions: Iterable[Partition]) -> None:
-        """Adds the files of registered partitions as those of the first, whose run is at its end."""
+    def publish(self, dataset: DatasetStore, template: Template, recipes: Mapping[str, str]) -> None:
+        """Adds the files of partitions, and then their records, by key and recipe."""
+
+    def age(self, dataset: DatasetStore) -> None:
+        """Makes all files of the dataset two days older."""
+
+    def forget_requests(self) -> None:
+        """Begins to count requests from here."""
 
 
 class Local:
@@ -84,42 +133,48 @@ class Local:
         self.settings = {"shards": f"{folder}/in/*.tar", "root": f"{folder}/root"}
 
     def add_shards(self, keys: Sequence[str]) -> None:
-        """As `Place.add_shards`."""
+        """Adds the shards of partitions."""
         (self._folder / "in").mkdir(parents=True, exist_ok=True)
         first = self._folder / "in" / f"{FIRST}.tar"
         if not first.exists():
             first.write_bytes(shard_bytes())
         for key in keys:
             if key != FIRST:
-                self._linked(first, first.with_name(f"{key}.tar"))
+                self._link(first, first.with_name(f"{key}.tar"))
 
     def change_shards(self, keys: Sequence[str]) -> None:
-        """As `Place.change_shards`."""
+        """Replaces shards of partitions by others of the same samples."""
         for key in keys:
             path = self._folder / "in" / f"{key}.tar"
             path.unlink()
             path.write_bytes(shard_bytes() + bytes(512))
 
-    def publish(self, dataset: DatasetStore, partitions: Iterable[Partition]) -> None:
-        """As `Place.publish`."""
+    def publish(self, dataset: DatasetStore, template: Template, recipes: Mapping[str, str]) -> None:
+        """Adds the files of partitions, and then their records, by key and recipe."""
         root = Path(dataset.store.path_of(""))
-        made = [path for name in _FOLDERS for path in (root / name).glob(f"*{FIRST}*")]
-        made.sort(key=lambda path: path.parent.name == PUBLISHED.name)  # markers are the last
-        texts = {path: path.read_text() for path in made if path.suffix == ".json"}
-        record = next(text for path, text in texts.items() if path.parent.name == "records")
-        digest = PUBLISHED.digest(dataset.spec, dataset.schema())
-        for partition in partitions:
-            for path in made:
-                name = path.name.replace(FIRST, partition.key)
-                if path.parent.name == PUBLISHED.name:
-                    name = dataset.marker_name(partition.key, partition.fingerprint(digest))
-                    (root / name).write_text(_marker_of(texts[path], record, partition.key))
-                elif path in texts:
-                    path.with_name(name).write_text(texts[path].replace(FIRST, partition.key))
-                else:
-                    self._linked(path, path.with_name(name))
+        originals = [path for name in _FOLDERS for path in (root / name).glob(f"{FIRST}.*")]
+        record = (root / RECORDS / f"{FIRST}.{template.recipe}.json").read_text()
+        for key, recipe in recipes.items():
+            for path in originals:
+                self._link(path, path.with_name(path.name.replace(FIRST, key)))
+            content = record.replace(FIRST, key).replace(template.recipe, recipe)
+            (root / RECORDS / f"{key}.{recipe}.json").write_text(content)
 
-    def _linked(self, path: Path, name: Path) -> None:
+    def age(self, dataset: DatasetStore) -> None:
+        """Makes all files of the dataset two days older."""
+        ages: dict[int, float] = {}  # by inode, which has many names
+        for folder, _, names in os.walk(dataset.store.path_of("")):
+            for name in names:
+                path = os.path.join(folder, name)
+                status = os.stat(path)
+                if status.st_ino not in ages:
+                    ages[status.st_ino] = status.st_mtime - AGE_SECONDS
+                    os.utime(path, (time.time(), ages[status.st_ino]))
+
+    def forget_requests(self) -> None:
+        """There are none."""
+
+    def _link(self, path: Path, name: Path) -> None:
         self._links.setdefault(path, _Links(path)).add(name)
 
 
@@ -138,7 +193,7 @@ class _Links:
         except OSError as error:
             if error.errno != errno.EMLINK:
                 raise
-            shutil.copyfile(self._path, name)
+            shutil.copy2(self._path, name)
             self._path = name
 
 
@@ -162,73 +217,49 @@ class Remote:
         }
 
     def add_shards(self, keys: Sequence[str]) -> None:
-        """As `Place.add_shards`."""
-        fs, path = filesystem(f"s3://{self.BUCKET}/in/{FIRST}.tar", self.settings["storage_options"])
-        fs.pipe_file(path, shard_bytes())
-        others = [key for key in keys if key != FIRST]
-        self._clone([f"{self.BUCKET}/in"], others, {})
+        """Adds the shards of partitions."""
+        self._write_shard(FIRST, shard_bytes())
+        self._post("_clone", prefixes=[f"{self.BUCKET}/in/"], to=[[key] for key in keys if key != FIRST], old=[FIRST])
 
     def change_shards(self, keys: Sequence[str]) -> None:
-        """As `Place.change_shards`."""
+        """Replaces shards of partitions by others of the same samples."""
         for key in keys:
-            fs, path = filesystem(f"s3://{self.BUCKET}/in/{key}.tar", self.settings["storage_options"])
-            fs.pipe_file(path, shard_bytes() + bytes(512))
+            self._write_shard(key, shard_bytes() + bytes(512))
 
-    def publish(self, dataset: DatasetStore, partitions: Iterable[Partition]) -> None:
-        """As `Place.publish`."""
-        digest = PUBLISHED.digest(dataset.spec, dataset.schema())
-        markers = {p.key: dataset.marker_name(p.key, p.fingerprint(digest)).rpartition("/")[2] for p in partitions}
-        root = f"{self.BUCKET}/root/{dataset.spec.name}"
-        self._clone([f"{root}/{name}" for name in _FOLDERS], [*markers], markers)
+    def publish(self, dataset: DatasetStore, template: Template, recipes: Mapping[str, str]) -> None:
+        """Adds the files of partitions, and then their records, by key and recipe."""
+        root, old = f"{self.BUCKET}/root/{dataset.spec.name}", [FIRST, template.recipe]
+        names = [*(f"{name}/{FIRST}." for name in _FOLDERS), f"{RECORDS}/{FIRST}.{template.recipe}"]
+        self._post("_clone", prefixes=[f"{root}/{name}" for name in names], to=list(recipes.items()), old=old)
 
-    def _clone(self, folders: Sequence[str], keys: Sequence[str], markers: Mapping[str, str]) -> None:
+    def age(self, dataset: DatasetStore) -> None:
+        """Makes all objects two days older."""
+        self._post("_age", seconds=AGE_SECONDS)
+
+    def forget_requests(self) -> None:
+        """Begins to count requests from here."""
         from benchmarks.scale.s3 import Service
 
-        Service(self._url).clone(**{"from": FIRST, "folders": folders, "keys": keys, "markers": markers})
+        Service(self._url).log()
 
+    def _write_shard(self, key: str, content: bytes) -> None:
+        fs, path = filesystem(f"s3://{self.BUCKET}/in/{key}.tar", self.settings["storage_options"])
+        fs.pipe_file(path, content)
 
-def _marker_of(first: str, record: str, key: str) -> str:
-    of_first, of_this = (hashlib.sha256(record.replace(FIRST, k).encode()).hexdigest() for k in (FIRST, key))
-    return first.replace(of_first, of_this).replace(FIRST, key)
+    def _post(self, action: str, **arguments: Any) -> None:
+        from benchmarks.scale.s3 import Service
+
+        Service(self._url).post(action, **arguments)
 
 
 def declared(place: Place, **settings: Any) -> DatasetStore:
-    """The dataset in a place."""
+    """Returns the dataset in a place."""
     config = {"name": "many", "settle_seconds": 0, "checks": "rollup", **place.settings, **settings}
     return DatasetStore(DatasetSpec.from_config(config, where="benchmark"))
 
 
-@dataclass(frozen=True)
-class Template:
-    """The report of the first partition, from which those of the others are made.
-
-    Attributes:
-        content: the report, pickled.
-        record: the content of the file of its records.
-    """
-
-    content: bytes
-    record: str
-
-    @classmethod
-    def of(cls, dataset: DatasetStore) -> Template:
-        """Runs the first partition."""
-        report = run_partition(dataset.spec, dataset.partition(FIRST), dataset.schema())
-        assert report.ok, report.failure
-        return cls(pickle.dumps(report), dataset.store.read_bytes(dataset.records_name(FIRST)).decode())
-
-    def report(self, key: str) -> PartitionReport:
-        """The report of another partition."""
-        of_first, of_this = (
-            hashlib.sha256(self.record.replace(FIRST, k).encode()).hexdigest().encode() for k in (FIRST, key)
-        )
-        content = self.content.replace(of_first, of_this).replace(FIRST.encode(), key.encode())
-        made: PartitionReport = pickle.loads(content)
-        return made
-
-
 def make_dataset(place: Place, number: int, *, published: int | None = None) -> tuple[DatasetStore, Template]:
-    """A dataset of registered partitions with the same content, of which the first was run; without a manifest.
+    """Makes a dataset of registered partitions with the same content, of which the first was run, without a manifest.
 
     Args:
         place: where it is.
@@ -240,15 +271,44 @@ def make_dataset(place: Place, number: int, *, published: int | None = None) -> 
     place.add_shards(keys)
     register(dataset, wait=True)
     template = Template.of(dataset)
-    partitions = dataset.partitions()
-    place.publish(dataset, [partitions[key] for key in keys[1 : number if published is None else published]])
+    place.publish(dataset, template, _recipes(dataset, keys[1 : number if published is None else published]))
     return dataset, template
 
 
+def publish_again(place: Place, dataset: DatasetStore) -> None:
+    """Publishes all partitions of a dataset by its present declaration, with a manifest."""
+    template = Template.of(dataset)
+    place.publish(dataset, template, _recipes(dataset, [key for key in dataset.partitions() if key != FIRST]))
+    write_manifest(dataset, template)
+
+
+def write_manifest(dataset: DatasetStore, template: Template) -> None:
+    """Publishes a manifest of all partitions as the first, without reading their records or comparing their ids."""
+    state = DatasetState(dataset)
+    first = entry_of(pickle.loads(template.report).record)
+    manifest = make_manifest(
+        dataset=dataset.spec.name,
+        schema=state.schema.to_json(),
+        partitions=[replace(first, key=key, recipe=recipe) for key, recipe in sorted(state.recipes.items())],
+        added=[],
+        losses={},
+        duplicate_ids={"count": 0, "examples": []},
+        settings={},
+    )
+    content = canonical_json(manifest)
+    dataset.store.create(f"manifests/{hashlib.sha256(content).hexdigest()}.json", content)
+    dataset.store.replace(dataset.store.snapshot("manifest.json"), content)
+
+
+def _recipes(dataset: DatasetStore, keys: Iterable[str]) -> dict[str, str]:
+    state = DatasetState(dataset)
+    return {key: state.recipes[key] for key in keys}
+
+
 def withdraw_one(dataset: DatasetStore) -> None:
-    """Removes the marker of the last partition, so that it is pending."""
-    name = max(name for names in dataset.marker_names().values() for name in names)
-    dataset.store.delete(name)
+    """Deletes the record of the last partition, so that it is pending."""
+    key = max(dataset.partitions())
+    dataset.store.delete(dataset.record_name(key, DatasetState(dataset).recipes[key]))
 
 
 def publish_one(dataset: DatasetStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import pickle
 import resource
@@ -13,20 +14,21 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.scale.datasets import Place, Template, declared
 from mm_assets.pipeline.chain import CHAIN
-from mm_assets.pipeline.partition.run import rare_collections
+from mm_assets.pipeline.partition.run import rare_collections, run_partition
 from mm_assets.pipeline.spec import DatasetSpec
 
-__all__ = ["MEASURES", "Case", "measured"]
+__all__ = ["CHANGED", "MEASURES", "Case", "measured"]
 
-SLOTS = 512  # tasks at work at a time, as with so many workers
+SLOTS = 512  # tasks that run at a time, as with so many workers
 WORKERS = 2  # of the engine `processes`
+SAMPLES = 1_055  # of a partition of which a manifest has 100,000
 _MEGABYTE = 1 << 20
+CHANGED = {"parquet": {"compression": "gzip"}}  # a setting that every partition depends on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class Case:
         place: where it is.
         template: the report of its first partition.
         folder: for what one measure leaves for the next.
-        engine: of the load, `stub` or `processes`.
+        engine: of the load, `stub` or `processes`; `none` if there is none, so that Dagster knows no partition.
     """
 
     place: Place
@@ -52,9 +54,9 @@ class Case:
 
     @classmethod
     def read(cls, file: Path) -> Case:
-        """The case that `write` stored."""
-        found: Case = pickle.loads(file.read_bytes())
-        return found
+        """Reads the case that `write` stored."""
+        case: Case = pickle.loads(file.read_bytes())
+        return case
 
     def write(self, file: Path) -> None:
         """Stores it for other processes."""
@@ -66,19 +68,18 @@ class Usage:
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
-        self._used = _processor()
+        self._used = _processor_seconds()
 
     def result(self) -> dict[str, float]:
-        """What was used since then."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        """Returns what was used since then."""
         return {
             "seconds": time.perf_counter() - self._began,
-            "processor seconds": _processor() - self._used,
-            "peak MB": peak,
+            "processor seconds": _processor_seconds() - self._used,
+            "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
 
 
-def _processor() -> float:
+def _processor_seconds() -> float:
     use = resource.getrusage(resource.RUSAGE_SELF)
     return use.ru_utime + use.ru_stime
 
@@ -88,64 +89,81 @@ def _resident() -> float:
     return pages * resource.getpagesize() / _MEGABYTE
 
 
+def partition(case: Case) -> dict[str, float]:
+    """Runs the pending partition, with what a driver hands to its worker."""
+    from mm_assets.pipeline.state.staleness import DatasetState
+
+    state = DatasetState(declared(case.place))
+    (key,) = state.pending
+    earlier = state.earlier(key)
+    case.place.forget_requests()
+    usage = Usage()
+    report = run_partition(case.spec, state.partitions[key], state.schema, earlier=earlier)
+    assert report.ok, report.failure
+    return usage.result()
+
+
 def load(case: Case) -> dict[str, float]:
     """Registers the partitions, and drives all that are pending, as `run` does; the figures are the driver's own."""
     from benchmarks.scale.stub import Stub
     from mm_assets.orchestration.launch import open_instance, register_dataset, run_load
     from mm_assets.pipeline.load.processes import Processes
     from mm_assets.pipeline.state.folder import DatasetStore
-    from mm_assets.pipeline.state.staleness import Present
+    from mm_assets.pipeline.state.staleness import DatasetState
 
     engine = Stub(case.place, case.template, SLOTS) if case.engine == "stub" else Processes(WORKERS)
     usage = Usage()
     dataset = DatasetStore(case.spec)
     with open_instance() as instance:
-        found = register_dataset(instance, dataset)
-    present = Present(dataset, partitions={p.key: p for p in found.partitions})
-    keys = present.pending()
+        registration = register_dataset(instance, dataset)
+    state = DatasetState(dataset, partitions={p.key: p for p in registration.partitions})
+    keys = state.pending
     registered = usage.result()
-    number, resident = 0, list[tuple[int, float]]()
+    number, resident = 0, list[float]()
 
     def observe(_: object) -> None:
         nonlocal number
         number += 1
         if number % max(len(keys) // 10, 1) == 0:
-            resident.append((number, _resident()))
+            resident.append(_resident())
 
-    made = run_load(case.spec, keys, engine=engine, present=present, observed=observe)
+    result = run_load(case.spec, keys, engine=engine, present=state, observed=observe)
     engine.close()
-    assert made.ok, made.failures
+    assert result.ok, result.failures
     assert number == len(keys)
+    used = usage.result()
     return {
-        "partitions": number,
+        "partitions run": number,
         "seconds until the first": registered["seconds"],
-        "processor seconds until the first": registered["processor seconds"],
-        "MB after a tenth": resident[0][1],
-        "MB at the end": resident[-1][1],
-        **usage.result(),
+        "ms per partition": 1000 * (used["seconds"] - registered["seconds"]) / number,
+        "processor ms per partition": 1000 * (used["processor seconds"] - registered["processor seconds"]) / number,
+        "MB after a tenth": resident[0],
+        "MB at the end": resident[-1],
+        **used,
     }
 
 
-def no_op(case: Case) -> dict[str, float]:
-    """`mm-assets run` with nothing to do."""
+def command(case: Case) -> dict[str, float]:
+    """Runs `mm-assets run`."""
     from mm_assets.cli.main import main
 
-    usage, arguments = Usage(), ["run", "--jobs", "1", *_options(case.spec)]
-    main(arguments, standalone_mode=False)
+    usage = Usage()
+    options = ["--no-record"] if case.engine == "none" else []
+    main(["run", "--jobs", "1", *options, *_options(case.spec)], standalone_mode=False)
     return usage.result()
 
 
 def _options(spec: DatasetSpec) -> Iterator[str]:
-    """Options that declare a dataset."""
+    """Yields options that declare a dataset."""
     yield from ("--shards", spec.shards, "--root", spec.root, "--dataset", spec.name)
-    given = {"settle_seconds": spec.settle_seconds, "checks": spec.checks}
-    given |= {"storage_options": dict(spec.storage_options), "root_options": dict(spec.root_options)}
-    for name, value in given.items():
+    settings = {"settle_seconds": spec.settle_seconds, "checks": spec.checks}
+    settings |= {"storage_options": dict(spec.storage_options), "root_options": dict(spec.root_options)}
+    for name, value in settings.items():
         yield from ("--set", f"{name}={json.dumps(value)}")
 
 
 def pending(case: Case) -> dict[str, float]:
-    """What is pending."""
+    """Lists what is pending."""
     from mm_assets.pipeline.state.staleness import pending_partitions
 
     dataset, usage = declared(case.place), Usage()
@@ -155,13 +173,59 @@ def pending(case: Case) -> dict[str, float]:
 
 
 def manifest(case: Case) -> dict[str, float]:
-    """A manifest, in a process that has not made one before."""
+    """Makes a manifest, in a process that has not made one before."""
     from mm_assets.pipeline.state.manifests import build_manifest
 
     dataset, usage = declared(case.place), Usage()
     with rare_collections():
-        build_manifest(dataset)
-    return usage.result()
+        report = build_manifest(dataset, counts_duplicates=case.engine != "none")
+    return {"partitions listed": len(report.manifest["partitions"]["key"]), **usage.result()}
+
+
+def open_manifest(case: Case) -> dict[str, float]:
+    """Opens the newest manifest, with as many samples as a large dataset has, and none of its files."""
+    store = declared(case.place).store
+    document = json.loads(store.read_bytes("manifest.json"))
+    columns = document["partitions"]
+    columns["num_samples"] = [SAMPLES] * len(columns["key"])
+    document["num_samples"] = SAMPLES * len(columns["key"])
+    for files in (*columns["packed"].values(), *columns["tables"].values()):  # of different contents, as real files are
+        files["sha256"] = [
+            hashlib.sha256(f"{key} {digest}".encode()).hexdigest()[: len(digest)]
+            for key, digest in zip(columns["key"], files["sha256"], strict=True)
+        ]
+    path = case.folder / "manifest.json"
+    path.write_text(json.dumps(document, separators=(",", ":")))
+    command = [sys.executable, "-c", _OPEN, str(path)]  # which has in memory what a reader has
+    opened: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return {**opened, "content MB": path.stat().st_size / _MEGABYTE}
+
+
+_OPEN = """
+import json, sys, time
+from pathlib import Path
+
+from mm_assets.dataset.manifest import parse_manifest
+
+began, used = time.perf_counter(), time.process_time()
+opened = parse_manifest(Path(sys.argv[1]).read_bytes(), name=sys.argv[1])
+assert opened.files
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+figures = {"seconds": time.perf_counter() - began, "processor seconds": time.process_time() - used}
+print(json.dumps({**figures, "peak MB": int(status["VmHWM"].split()[0]) / 1024}))
+"""
+
+
+def clean(case: Case) -> dict[str, float]:
+    """Cleans after all partitions were published with another setting, keeping one manifest; then two days pass."""
+    from mm_assets.pipeline.state.clean import clean as clean_dataset
+
+    dataset, usage = declared(case.place, **CHANGED), Usage()
+    with rare_collections():
+        report = clean_dataset(dataset, keep=1)
+    result = usage.result()
+    case.place.age(dataset)
+    return {"deleted": len(report.files), "waiting": report.num_waiting, **result}
 
 
 def tick(case: Case) -> dict[str, float]:
@@ -185,9 +249,9 @@ def tick(case: Case) -> dict[str, float]:
             resources={resource_key(spec): StorageRoot(root=spec.root)},
         ) as context:
             result = sensor.evaluate_tick(context)
-        found = usage.result()
+        used = usage.result()
     cursor.write_text(result.cursor or "")
-    return {**found, "runs requested": len(result.run_requests or ())}
+    return {**used, "runs requested": len(result.run_requests or ())}
 
 
 _DEFINITIONS = """\
@@ -198,8 +262,7 @@ from mm_assets.orchestration.build import build_definitions
 
 defs = build_definitions(Case.read(Path({case!r})).spec)
 """
-# What the pages of Dagster 1.13 ask for: `AssetGraphLiveQuery` and `AssetStaleStatusDataQuery` of the asset graph, and
-# the checks of one asset.
+# What the page of the asset graph asks for in Dagster 1.13: `AssetGraphLiveQuery` and `AssetStaleStatusDataQuery`.
 _KEYS = ", ".join(f'{{path: ["many", "{stage.name}"]}}' for stage in CHAIN)
 _GRAPH = (
     f"{{ assetNodes(assetKeys: [{_KEYS}], loadMaterializations: true)"
@@ -214,71 +277,60 @@ _GRAPH = (
     f" assetsLatestInfo(assetKeys: [{_KEYS}])"
     " { assetKey { path } unstartedRunIds inProgressRunIds latestRun { id status endTime } } }"
 )
-_CHECKS = """{ assetNodeOrError(assetKey: {path: ["many", "packed_mult"]}) { ... on AssetNode {
-  assetChecksOrError { ... on AssetChecks { checks { name description
-    executionForLatestMaterialization { status evaluation { severity metadataEntries { label } } } } } } } } }"""
 
 
-def pages(case: Case) -> dict[str, float]:
-    """The web server's answers to what the asset graph and the checks of an asset ask for; the second of two."""
-    file, port = case.folder / "defs.py", _free_port()
+def graph(case: Case) -> dict[str, float]:
+    """Asks a web server for what the page of the asset graph shows, twice: it reads the definitions the first time."""
+    file = case.folder / "defs.py"
     file.write_text(_DEFINITIONS.format(case=str(case.folder / "case")))
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = int(listening.getsockname()[1])
     command = [sys.executable, "-m", "dagster_webserver", "-f", str(file), "-p", str(port)]
     with (case.folder / "webserver.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:
-            found = {}
-            for name, query in (("graph", _GRAPH), ("checks", _CHECKS)):
-                for _ in range(2):
-                    found[f"seconds of the {name}"] = _asked(port, query)
+            _seconds_of_query(port)
+            return {"seconds": _seconds_of_query(port)}
         finally:
             server.terminate()
-    return found
 
 
-def _asked(port: int, query: str) -> float:
-    """Seconds until a query is answered; the server may have to start first."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/graphql", json.dumps({"query": query}).encode(), {"Content-Type": "application/json"}
-    )
+def _seconds_of_query(port: int) -> float:
+    content = json.dumps({"query": _GRAPH}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/graphql", content, {"Content-Type": "application/json"})
     for _ in range(600):
         began = time.perf_counter()
         try:
             with urllib.request.urlopen(request, timeout=300) as answer:
                 found = json.load(answer)
-        except (urllib.error.URLError, ConnectionError):
+        except (urllib.error.URLError, ConnectionError):  # it starts
             time.sleep(0.2)
             continue
         assert "errors" not in found, found
-        assert "many" in json.dumps(found) or "all_rules" in json.dumps(found), found
+        assert len(found["data"]["assetNodes"]) == len(CHAIN)
         return time.perf_counter() - began
     raise TimeoutError("the web server did not start")
 
 
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
 MEASURES: dict[str, Callable[[Case], dict[str, float]]] = {
     "load": load,
-    "no-op load": no_op,
+    "no-op load": command,
+    "partition": partition,
+    "load of one": command,
     "pending": pending,
     "manifest": manifest,
     "manifest of one new": manifest,
+    "open manifest": open_manifest,
     "tick": tick,
     "tick of ten changed": tick,
-    "pages": pages,
+    "graph": graph,
+    "clean records": clean,
+    "clean files": clean,
 }
-
-
-@contextmanager
-def _nothing_printed() -> Iterator[None]:
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+"""Measures by name, in the order in which they are made; each may depend on what those before it have left."""
 
 
 def measured(what: str, case: Case) -> dict[str, float]:
-    """One of `MEASURES`, in this process; what it prints goes to standard error."""
-    with _nothing_printed():
+    """Makes one of `MEASURES` in this process; what it prints goes to standard error."""
+    with contextlib.redirect_stdout(sys.stderr):
         return MEASURES[what](case)

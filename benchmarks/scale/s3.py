@@ -1,11 +1,12 @@
-"""An S3 server for very many small objects, in a process of its own, that answers after a pause and counts.
+"""An S3 server for very many small objects, in a process of its own, that answers after a pause and counts requests.
 
-It holds objects in memory. The files of a partition are stored once: those of the others differ in the key of the
-partition alone, and are made from it when they are read, so that a million objects fit. It knows what s3fs asks for:
-objects, ranges, conditional uploads, uploads in parts, listings by pages of 1,000.
+It holds objects in memory. The files of one partition are stored, and those of the others are made from them when they
+are read, by replacing names, so that a million objects fit. It knows the requests of s3fs: objects, ranges, conditional
+uploads, uploads in parts, deletions of many, listings by pages of 1,000.
 
-    POST /_clone     {"from": KEY, "keys": [...], "markers": {KEY: NAME}, "bucket": ..., "folders": [...]}
-    GET  /_requests  the requests since the last call, by method and kind, with bytes in and out
+    POST /_clone  {"prefixes": [...], "old": [TEXT, ...], "to": [[TEXT, ...], ...]}  copies objects under other names
+    POST /_age    {"seconds": ...}  makes all objects older
+    GET  /_log    method and path of each request since the last call
 """
 
 from __future__ import annotations
@@ -19,51 +20,43 @@ import subprocess
 import sys
 import time
 import urllib.request
-from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import formatdate
 from typing import Any
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 PAGE = 1000  # keys, as S3 lists them
-_MODIFIED = "2026-01-01T00:00:00.000Z"
-_MODIFIED_HTTP = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
 @dataclass(slots=True)
 class Object:
-    """An object: its content, or that of another partition's from which it is made.
+    """An object, which may be made from another one.
 
     Attributes:
         content: of the object, or of the one that it is made from.
-        key: of the partition, where it is made from another's.
-        of: that other partition's key.
-        digests: SHA-256 of texts that the content names, by that of the other's, which a marker has of its records.
+        modified: when it was written, in seconds since 1970.
+        names: texts to replace in that content, and by what; each as long as the other.
     """
 
     content: bytes
-    key: str = ""
-    of: str = ""
-    digests: tuple[str, str] = ("", "")
+    modified: float
+    names: tuple[tuple[str, str], ...] = ()
 
     @property
     def etag(self) -> str:
-        """Its tag: equal for equal contents."""
-        return f'"{hashlib.md5(self.read(), usedforsecurity=False).hexdigest()}"' if not self.key else f'"{self._tag}"'
-
-    @property
-    def _tag(self) -> str:
-        return hashlib.md5(f"{self.key} {len(self.content)}".encode(), usedforsecurity=False).hexdigest()
+        """Its tag; an object made from another one has the same."""
+        return f'"{hashlib.md5(self.content, usedforsecurity=False).hexdigest()}"'
 
     def read(self) -> bytes:
-        """The content of its own."""
-        if not self.key:
-            return self.content
-        old, new = self.digests
-        changed = self.content.replace(old.encode(), new.encode()) if old else self.content
-        return changed.replace(self.of.encode(), self.key.encode())
+        """Returns its own content."""
+        content = self.content
+        for old, new in self.names:
+            content = content.replace(old.encode(), new.encode())
+        return content
 
 
 class Bucket:
@@ -72,7 +65,6 @@ class Bucket:
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
         self._names: list[str] = []
-        self._is_sorted = True
 
     def put(self, name: str, found: Object) -> None:
         """Stores an object."""
@@ -82,13 +74,24 @@ class Bucket:
 
     def put_all(self, found: Mapping[str, Object]) -> None:
         """Stores many."""
+        if len(found) < PAGE:
+            for name, new in found.items():
+                self.put(name, new)
+            return
         self.objects.update(found)
         self._names = sorted(self.objects)
 
-    def delete(self, name: str) -> None:
-        """Removes an object, if it is there."""
-        if self.objects.pop(name, None) is not None:
-            del self._names[bisect_left(self._names, name)]
+    def delete_all(self, names: Collection[str]) -> None:
+        """Removes many."""
+        for name in names:
+            self.objects.pop(name, None)
+        if len(names) < 10:
+            for name in names:
+                at = bisect_left(self._names, name)
+                del self._names[at : at + (at < len(self._names) and self._names[at] == name)]
+            return
+        low, high = bisect_left(self._names, min(names)), bisect_right(self._names, max(names))
+        self._names[low:high] = [name for name in self._names[low:high] if name in self.objects]
 
     def listed(self, prefix: str, delimiter: str, after: str, most: int) -> tuple[list[str], list[str], str]:
         """Names and common prefixes after a name, and the name to continue after, or an empty one at the end."""
@@ -131,24 +134,27 @@ class Server:
         self._delay = delay
         self._bucket = Bucket()
         self._uploads: dict[str, dict[int, bytes]] = {}
-        self._requests: Counter[str] = Counter()
+        self._log: list[str] = []
 
     async def answer(self, request: Any) -> Any:
         """The answer to any request."""
         body = await request.read()
         if request.path == "/_clone":
-            return self._web.json_response(self._clone(json.loads(body)))
-        if request.path == "/_requests":
-            found, self._requests = self._requests, Counter()
-            return self._web.json_response(found)
+            return self._web.json_response(self._clone(**json.loads(body)))
+        if request.path == "/_age":
+            for one in self._bucket.objects.values():
+                one.modified -= json.loads(body)["seconds"]
+            return self._web.json_response(None)
+        if request.path == "/_log":
+            log, self._log = self._log, []
+            return self._web.json_response(log)
         began = time.monotonic()
         name, query = request.path.lstrip("/"), request.query
-        kind = "LIST" if request.method == "GET" and "/" not in name.rstrip("/") else request.method
+        is_bucket = "/" not in name.rstrip("/")
+        kind = "LIST" if request.method == "GET" and is_bucket else request.method
         status, headers, content = self._answered(request, kind, name, query, body)
         await asyncio.sleep(max(began + self._delay - time.monotonic(), 0))
-        self._requests[kind] += 1
-        self._requests["bytes in"] += len(body)
-        self._requests["bytes out"] += 0 if request.method == "HEAD" else len(content)
+        self._log.append(f"{kind} {query.get('prefix', '') if kind == 'LIST' else name}")
         if request.method == "HEAD":
             answer = self._web.StreamResponse(status=status, headers=headers)
             answer.content_length = int(headers.get("X-Length", "0"))
@@ -167,7 +173,8 @@ class Server:
                 is_bucket = "/" not in name.rstrip("/")
                 return (200, {}, b"") if is_bucket else _error(404, "NoSuchKey")
             content = found.read()
-            headers = {"ETag": found.etag, "Last-Modified": _MODIFIED_HTTP, "Content-Type": "binary/octet-stream"}
+            modified = formatdate(found.modified, usegmt=True)
+            headers = {"ETag": found.etag, "Last-Modified": modified, "Content-Type": "binary/octet-stream"}
             wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
             if wanted and kind == "GET":
                 end = min(int(wanted[2]) + 1, len(content)) if wanted[2] else len(content)
@@ -175,19 +182,20 @@ class Server:
                 return 206, headers, content[int(wanted[1]) : end]
             return 200, {**headers, "X-Length": str(len(content))}, content
         if kind == "DELETE":
-            self._bucket.delete(name)
+            self._bucket.delete_all([name])
             return 204, {}, b""
         if kind == "POST":
             return self._posted(name, query, body)
         if "partNumber" in query:
             self._uploads[query["uploadId"]][int(query["partNumber"])] = body
-            return 200, {"ETag": Object(body).etag}, b""
+            return 200, {"ETag": Object(body, 0.0).etag}, b""
         wanted_tag, is_new = request.headers.get("If-Match"), request.headers.get("If-None-Match") == "*"
         if (is_new and found is not None) or (wanted_tag and (found is None or found.etag != wanted_tag)):
             return _error(412, "PreconditionFailed")
+        new = Object(body, time.time())
         if "/" in name:
-            self._bucket.put(name, Object(body))
-        return 200, {"ETag": Object(body).etag}, b""
+            self._bucket.put(name, new)
+        return 200, {"ETag": new.etag}, b""
 
     def _posted(self, name: str, query: Mapping[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         if "uploads" in query:
@@ -196,11 +204,11 @@ class Server:
             return 200, {}, _xml("InitiateMultipartUploadResult", f"<UploadId>{number}</UploadId>")
         if "uploadId" in query:
             parts = self._uploads.pop(query["uploadId"])
-            made = Object(b"".join(parts[number] for number in sorted(parts)))
+            made = Object(b"".join(parts[number] for number in sorted(parts)), time.time())
             self._bucket.put(name, made)
             return 200, {}, _xml("CompleteMultipartUploadResult", f"<ETag>{escape(made.etag)}</ETag>")
-        for key in re.findall(r"<Key>(.*?)</Key>", body.decode()):
-            self._bucket.delete(f"{name.strip('/')}/{key}")
+        keys = re.findall(r"<Key>(.*?)</Key>", body.decode())
+        self._bucket.delete_all([f"{name.strip('/')}/{unescape(key)}" for key in keys])
         return 200, {}, _xml("DeleteResult", "")
 
     def _listing(self, bucket: str, query: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
@@ -212,47 +220,35 @@ class Server:
             min(int(query.get("max-keys", PAGE)), PAGE),
         )
         cut = len(bucket) + 1
-        rows = [
-            f"<Contents><Key>{escape(name[cut:])}</Key><LastModified>{_MODIFIED}</LastModified>"
-            f"<ETag>{escape(self._bucket.objects[name].etag)}</ETag><Size>{len(self._bucket.objects[name].content)}"
-            "</Size><StorageClass>STANDARD</StorageClass></Contents>"
-            for name in names
-        ]
+        rows = []
+        for name in names:
+            one = self._bucket.objects[name]
+            modified = datetime.fromtimestamp(one.modified, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+            rows.append(
+                f"<Contents><Key>{escape(name[cut:])}</Key><LastModified>{modified}</LastModified>"
+                f"<ETag>{escape(one.etag)}</ETag><Size>{len(one.content)}</Size>"
+                "<StorageClass>STANDARD</StorageClass></Contents>"
+            )
         folders = [f"<CommonPrefixes><Prefix>{escape(name[cut:])}</Prefix></CommonPrefixes>" for name in prefixes]
         token = f"<NextContinuationToken>{escape(more[cut:])}</NextContinuationToken>" if more else ""
         head = f"<IsTruncated>{str(bool(more)).lower()}</IsTruncated><KeyCount>{len(rows) + len(folders)}</KeyCount>"
         return 200, {}, _xml("ListBucketResult", f"{head}{token}{''.join(rows)}{''.join(folders)}")
 
-    def _clone(self, wanted: Mapping[str, Any]) -> int:
-        """Makes the files of partitions from those of one; the size of the object is that of the other's."""
-        first, markers = wanted["from"], wanted["markers"]
-        folders = tuple(f"{folder}/" for folder in wanted["folders"])
-        of_first = {
-            name: found
-            for name, found in self._bucket.objects.items()
-            if name.startswith(folders) and first in name.rsplit("/", 1)[-1] and not found.key
+    def _clone(self, prefixes: list[str], old: list[str], to: list[list[str]]) -> int:
+        """Copies the objects below prefixes whose name has the first of some texts, with other texts in their place."""
+        originals = {
+            name: one
+            for name, one in self._bucket.objects.items()
+            if name.startswith(tuple(prefixes)) and old[0] in name and not one.names
         }
-        record = next((found for name, found in of_first.items() if "/records/" in name), Object(b""))
         made: dict[str, Object] = {}
-        for key in wanted["keys"]:
-            digests = tuple(
-                hashlib.sha256(record.content.replace(first.encode(), k.encode())).hexdigest() for k in (first, key)
-            )
-            for name, found in of_first.items():
-                is_marker = "/published/" in name
-                folder, _, base = name.rpartition("/")
-                other = markers[key] if is_marker else base.replace(first, key)
-                made[f"{folder}/{other}"] = Object(
-                    content=found.content,
-                    key=key,
-                    of=first,
-                    digests=digests if is_marker else ("", ""),  # type: ignore[arg-type]
-                )
-        if len(made) > PAGE:
-            self._bucket.put_all(made)
-        else:
-            for name, new in made.items():
-                self._bucket.put(name, new)
+        for new in to:
+            names = tuple(zip(old, new, strict=True))
+            for name, one in originals.items():
+                for before, after in names:
+                    name = name.replace(before, after)
+                made[name] = Object(one.content, time.time(), names)
+        self._bucket.put_all(made)
         return len(made)
 
 
@@ -266,7 +262,7 @@ def _xml(name: str, content: str) -> bytes:
 
 @dataclass(frozen=True)
 class Service:
-    """A server at work.
+    """A running server.
 
     Attributes:
         url: its address.
@@ -274,15 +270,15 @@ class Service:
 
     url: str
 
-    def requests(self) -> dict[str, int]:
-        """The requests since the last call: a number for each kind, and bytes in and out."""
-        with urllib.request.urlopen(f"{self.url}/_requests", timeout=60) as answer:
-            found: dict[str, int] = json.load(answer)
-        return found
+    def log(self) -> list[str]:
+        """Returns the method and path of each request since the last call; of a listing its prefix."""
+        with urllib.request.urlopen(f"{self.url}/_log", timeout=60) as answer:
+            log: list[str] = json.load(answer)
+        return log
 
-    def clone(self, **wanted: Any) -> None:
-        """Makes the files of partitions from those of one."""
-        request = urllib.request.Request(f"{self.url}/_clone", json.dumps(wanted).encode(), method="POST")
+    def post(self, action: str, **arguments: Any) -> None:
+        """Has the server `_clone` or `_age` its objects."""
+        request = urllib.request.Request(f"{self.url}/{action}", json.dumps(arguments).encode(), method="POST")
         with urllib.request.urlopen(request, timeout=600) as answer:
             answer.read()
 

@@ -10,7 +10,8 @@ from multiprocessing import connection
 from queue import Empty, Queue
 
 from benchmarks.scale.datasets import Place, Template
-from mm_assets.pipeline.load.engine import Ended, Task
+from mm_assets.pipeline.chain import PUBLISHED
+from mm_assets.pipeline.load.engine import Ended, Running, Task
 from mm_assets.pipeline.state.folder import DatasetStore
 
 __all__ = ["Stub"]
@@ -52,7 +53,7 @@ class Stub:
         """False: there is one worker."""
         return False
 
-    def began(self, task: Task) -> float | None:
+    def running(self, task: Task) -> Running | None:
         """None: tasks do not take long."""
         return None
 
@@ -82,9 +83,11 @@ def _work(theirs: connection.Connection, place: Place, template: Template) -> No
         with suppress(Empty):
             while len(group) < _AT_ONCE and (other := tasks.get_nowait()) is not None:
                 group.append(other)
-        place.publish(DatasetStore(first.spec), [task.partition for task in group])
-        for task in group:
-            theirs.send(template.report(task.partition.key))
+        made_with = PUBLISHED.digest(first.spec, first.schema)
+        recipes = {task.partition.key: task.partition.recipe(made_with) for task in group}
+        place.publish(DatasetStore(first.spec), template, recipes)
+        for key, recipe in recipes.items():
+            theirs.send(template.report_of(key, recipe))
 
 
 def _receive(theirs: connection.Connection, tasks: Queue[Task | None]) -> None:
