@@ -26,7 +26,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
 from mm_assets.pipeline.state.records import canonical_json
 from mm_assets.pipeline.state.registration import register
-from mm_assets.pipeline.state.staleness import DatasetState, entry_of, pending_partitions
+from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions
 from mm_assets.storage.urls import filesystem
 
 __all__ = [
@@ -285,7 +285,7 @@ def publish_again(place: Place, dataset: DatasetStore) -> None:
 def write_manifest(dataset: DatasetStore, template: Template) -> None:
     """Publishes a manifest of all partitions as the first, without reading their records or comparing their ids."""
     state = DatasetState(dataset)
-    first = entry_of(pickle.loads(template.report).record)
+    first = pickle.loads(template.report).record.listed
     manifest = make_manifest(
         dataset=dataset.spec.name,
         schema=state.schema.to_json(),

@@ -439,7 +439,8 @@ class Store:
         if before.content == content:
             return before.etag
         if self.is_local:
-            with _exclusive(Path(self.path_of(before.name))), self.draft(before.name) as draft:
+            target = Path(self.path_of(before.name))
+            with full_disk_named(self.url_of(before.name)), _exclusive(target), self.draft(before.name) as draft:
                 self._expect_unchanged(before, content)
                 draft.path.write_bytes(content)
             return None

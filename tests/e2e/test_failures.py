@@ -438,7 +438,7 @@ SCENARIOS = {
     "clock behind": Scenario(partial(shift_clocks, clocks=(0, CLOCK_SECONDS)), CLAIM_SECONDS, needs_hosts=True),
     "database unavailable for 1 s": _outage("stopped", 1.0, 30.0),
     "database unavailable for 25 s": _outage("stopped", 25.0, 45.0),
-    "database unavailable for good": _outage("stopped", None, 120.0),
+    "database unavailable for good": _outage("stopped", None, 150.0),
     "database silent for 25 s": _outage("silent", 25.0, 45.0),
     "database slow for 25 s": _outage("slow", 25.0, 45.0),
     "503 for one request of 20": Scenario(refuse_requests, 120.0, roots=("s3",)),

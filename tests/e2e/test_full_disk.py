@@ -1,6 +1,7 @@
 """A root that is full or read-only: the stage says so, publishes nothing partial, and goes on once it can write."""
 
 import io
+import multiprocessing.util
 import os
 import shutil
 import subprocess
@@ -50,6 +51,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("there is no mount command, or this is not Linux")
     folder = tmp_path / "disk"
     folder.mkdir()
+    multiprocessing.util.get_temp_dir()  # of this process until it ends: not on this disk
     mount("-t", "tmpfs", "-o", f"size={PLENTY}", "tmpfs", str(folder))
     try:
         yield folder
