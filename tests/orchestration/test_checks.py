@@ -115,6 +115,7 @@ def test_a_group_is_as_bad_as_its_worst_rule(
         assert row.data == {"sample_id": "s", "value": 1.5}
 
 
+@pytest.mark.usefixtures("dagster_home")  # which has no viewer
 def test_a_rule_alone_says_what_violates_it(tmp_path: Path) -> None:
     """With `per_rule` a result has the number of violations and the first of them."""
     spec = declare(tmp_path, tmp_path, checks="per_rule")
