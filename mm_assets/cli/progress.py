@@ -43,6 +43,17 @@ class _AtWork:
     began: float
 
 
+class _Warnings(logging.Handler):
+    """Prints the warnings of the driver and its engine between lines of progress."""
+
+    def __init__(self, print_line: Callable[[str], object]) -> None:
+        super().__init__()
+        self._print_line = print_line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._print_line(f"warning: {record.getMessage()}")
+
+
 @dataclass(kw_only=True)
 class LoadProgress:
     """Shows the progress of a load in a `with` block; its methods are called by one thread, and another one draws.
@@ -76,8 +87,7 @@ class LoadProgress:
         self._said = ""  # the last line of text
 
     def __enter__(self) -> Self:
-        handler = logging.Handler()  # for what the driver and its engine warn of
-        handler.emit = lambda record: self._log(f"warning: {record.getMessage()}")  # type: ignore[method-assign]
+        handler = _Warnings(self._log)
         logger = logging.getLogger("mm_assets.pipeline.load")
         logger.addHandler(handler)
         self._opened.callback(logger.removeHandler, handler)

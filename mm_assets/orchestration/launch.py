@@ -119,7 +119,7 @@ def unavailable_named() -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # whatever a storage raises, also in errors of Dagster's
+    except Exception as error:  # Dagster wraps the errors of a database in its own; all others are raised again
         home = os.environ.get("DAGSTER_HOME", "DAGSTER_HOME")
         cause: BaseException | None = error
         while cause is not None:

@@ -405,7 +405,7 @@ class Recorder:
                 self._execute(self._record_run)
                 if self._items and num_stored == self._num_stored:
                     raise RuntimeError("the run ended before anything was recorded")
-            except Exception as error:  # noqa: BLE001 - whatever a storage, or Dagster without one, raises
+            except Exception as error:  # noqa: BLE001 - databases raise their own types; each is tried again or reported
                 self._refused(error)
             except KeyboardInterrupt:
                 return
@@ -443,7 +443,7 @@ class Recorder:
         """Records the first items of the queue: all of them or, if the database refuses, none."""
         try:
             done = self._record(sink, items)
-        except Exception as error:  # noqa: BLE001 - whatever a storage raises
+        except Exception as error:  # noqa: BLE001 - what may not pass is listed as unrecorded, and others go on
             if self._retry.may_pass(error):
                 self._refused(error)
                 return
@@ -482,8 +482,9 @@ class Recorder:
             self._give_up(reason)
             return
         with self._condition:
-            changed = lambda: self._is_canceled or self._is_closed != is_closed  # noqa: E731
-            self._condition.wait_for(changed, pauses[min(number, len(pauses) - 1)])
+            self._condition.wait_for(
+                lambda: self._is_canceled or self._is_closed != is_closed, pauses[min(number, len(pauses) - 1)]
+            )
 
     def _give_up(self, reason: str) -> None:
         with self._condition:

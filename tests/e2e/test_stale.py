@@ -55,7 +55,10 @@ class Work:
             return SourceFile(url, *rest)
 
         patch.setattr("mm_assets.pipeline.state.folder.SourceFile", opened)
-        in_process = lambda _, **given: Processes(0, **given)  # noqa: E731 - no worker, so that `opened` sees all
+
+        def in_process(_: int, **given: Any) -> Processes:
+            return Processes(0, **given)  # no worker, so that `opened` is called for each file
+
         patch.setattr("mm_assets.pipeline.load.engine_choice.Processes", in_process)
         patch.syspath_prepend(folder)
         patch.setattr(sys, "dont_write_bytecode", True)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -162,16 +163,16 @@ def published(published_root: Path, shards: Path, tmp_path: Path) -> DatasetStor
 
 
 def run(
-    dataset: DatasetStore, ended: Callable[[PartitionReport], object], *, load: str = "load", **options: object
+    dataset: DatasetStore, ended: Callable[[PartitionReport], object], *, load: str = "load", **options: Any
 ) -> LoadEnd:
     state = DatasetState(dataset)
     with Processes(1) as engine, Claims(dataset, load) as claims:
-        return load_partitions(state, state.pending, claims=claims, engine=engine, ended=ended, **options)  # type: ignore[arg-type]
+        return load_partitions(state, state.pending, claims=claims, engine=engine, ended=ended, **options)
 
 
-def recorder(dataset: DatasetStore, database: Database, **options: object) -> Recorder:
+def recorder(dataset: DatasetStore, database: Database, **options: Any) -> Recorder:
     state = DatasetState(dataset)
-    return Recorder(dataset, database.execute, state=state, load="load", retry=RETRY, **options)  # type: ignore[arg-type]
+    return Recorder(dataset, database.execute, state=state, load="load", retry=RETRY, **options)
 
 
 def test_a_load_is_recorded(dataset: DatasetStore) -> None:

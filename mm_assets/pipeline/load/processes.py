@@ -178,7 +178,8 @@ class Processes:
         if worker.process.exitcode is None:
             _log.warning("process %s cannot be killed: it is abandoned", worker.process.pid)
             self._abandoned.append(worker.process)
-            # At the exit of this process multiprocessing would wait for it, and for the tracker that it shares.
+            # At the exit of this process multiprocessing would wait for it and for the tracker that it shares, forever;
+            # it has no public way to forget a process.
             process._children.discard(worker.process)  # type: ignore[attr-defined]
             resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
 

@@ -224,7 +224,7 @@ class _PartitionRun:
                 work.write_attempt()
             try:
                 yield from self._run_stages(work)
-            except Exception:  # of any kind, a user's code among them
+            except Exception:  # a filter may raise anything: what was completed is kept, and the error raised
                 with suppress(MmAssetsError, OSError):
                     self._keep(work, staged)
                 raise

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -149,12 +150,12 @@ Drive = Callable[..., dict[str, PartitionReport]]
 def drive(dataset: DatasetStore) -> Drive:
     partition, schema = dataset.partition("a"), dataset.schema()
 
-    def run(engine: Script, keys: Iterable[str] = "ab", **options: object) -> dict[str, PartitionReport]:
+    def run(engine: Script, keys: Iterable[str] = "ab", **options: Any) -> dict[str, PartitionReport]:
         tasks = [
             Task(spec=dataset.spec, schema=schema, partition=replace(partition, key=key), earlier=Earlier())
             for key in keys
         ]
-        reports = list(run_tasks(engine, tasks, clock=lambda: engine.now, sleep=engine.sleep, **options))  # type: ignore[arg-type]
+        reports = list(run_tasks(engine, tasks, clock=lambda: engine.now, sleep=engine.sleep, **options))
         assert sorted(report.partition for report in reports) == sorted(keys), "each partition has one report"
         assert not engine.at_work
         return {report.partition: report for report in reports}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -191,9 +192,9 @@ def test_a_count_outlives_manifests_that_a_load_makes_on_its_way(
     assert report.manifest["duplicate_ids"] == {"count": 0, "examples": [], "uncounted": ["c", "d"]}
     compared = []
 
-    def count(dataset: DatasetStore, files: object, *, unique: set[str]) -> object:
+    def count(dataset: DatasetStore, files: Mapping[str, tuple[int, str]], *, unique: set[str]) -> object:
         compared.append(unique)
-        return duplicate_ids(dataset, files, unique=unique)  # type: ignore[arg-type]
+        return duplicate_ids(dataset, files, unique=unique)
 
     monkeypatch.setattr(manifests, "duplicate_ids", count)
     found = manifests.build_manifest(dataset).manifest["duplicate_ids"]
