@@ -1,7 +1,6 @@
-"""Datasets of very many published partitions, made from one that was run: names, keys and recipes differ.
+"""Datasets with very many published partitions, copied from one that was run: names, keys and recipes differ.
 
-On a local disk the data files of the others are links to those of the first; on the S3 server of `s3.py` they are made
-from those when they are read.
+On a local disk the copies are hard links; the S3 server of `s3.py` derives a copy when it is read.
 """
 
 from __future__ import annotations
@@ -91,8 +90,8 @@ class Template:
     def report_of(self, key: str, recipe: str) -> PartitionReport:
         """Returns the report of another partition."""
         content = self.report.replace(FIRST.encode(), key.encode()).replace(self.recipe.encode(), recipe.encode())
-        made: PartitionReport = pickle.loads(content)
-        return made
+        report: PartitionReport = pickle.loads(content)
+        return report
 
 
 class Place(Protocol):
@@ -259,7 +258,7 @@ def declared(place: Place, **settings: Any) -> DatasetStore:
 
 
 def make_dataset(place: Place, number: int, *, published: int | None = None) -> tuple[DatasetStore, Template]:
-    """Makes a dataset of registered partitions with the same content, of which the first was run, without a manifest.
+    """Makes a dataset without a manifest: runs the first partition, and registers and publishes copies of it.
 
     Args:
         place: where it is.

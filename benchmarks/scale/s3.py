@@ -1,7 +1,7 @@
 """An S3 server for very many small objects, in a process of its own, that answers after a pause and counts requests.
 
-It holds objects in memory. The files of one partition are stored, and those of the others are made from them when they
-are read, by replacing names, so that a million objects fit. It knows the requests of s3fs: objects, ranges, conditional
+It holds objects in memory. Only one partition's files are stored: a read of any other partition replaces the names in
+them, so that a million objects fit. It knows the requests of s3fs: objects, ranges, conditional
 uploads, uploads in parts, deletions of many, listings by pages of 1,000.
 
     POST /_clone  {"prefixes": [...], "old": [TEXT, ...], "to": [[TEXT, ...], ...]}  copies objects under other names
@@ -204,9 +204,9 @@ class Server:
             return 200, {}, _xml("InitiateMultipartUploadResult", f"<UploadId>{number}</UploadId>")
         if "uploadId" in query:
             parts = self._uploads.pop(query["uploadId"])
-            made = Object(b"".join(parts[number] for number in sorted(parts)), time.time())
-            self._bucket.put(name, made)
-            return 200, {}, _xml("CompleteMultipartUploadResult", f"<ETag>{escape(made.etag)}</ETag>")
+            whole = Object(b"".join(parts[number] for number in sorted(parts)), time.time())
+            self._bucket.put(name, whole)
+            return 200, {}, _xml("CompleteMultipartUploadResult", f"<ETag>{escape(whole.etag)}</ETag>")
         keys = re.findall(r"<Key>(.*?)</Key>", body.decode())
         self._bucket.delete_all([f"{name.strip('/')}/{unescape(key)}" for key in keys])
         return 200, {}, _xml("DeleteResult", "")

@@ -71,9 +71,9 @@ def _remove_partitions(chosen: DatasetChoice, dataset: DatasetStore, *, dry_run:
     from mm_assets.orchestration.launch import remove_partitions
 
     os.environ["DAGSTER_HOME"] = str(home)
-    found = remove_partitions(dataset, dry_run=dry_run)
-    if found is None:
+    keys = remove_partitions(dataset, dry_run=dry_run)
+    if keys is None:
         sync = chosen.complete(f"`mm-assets sync --dataset {dataset.spec.name}`")
         detail = f"partitions of Dagster are left alone: it has not recorded the newest manifest: run {sync} first"
         echo(f"{dataset.spec.name}: {detail}", err=True)
-    return found or []
+    return keys or []

@@ -45,10 +45,10 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...]) -> None:
             except ConfigError as error:
                 if any(map(state.is_published, state.partitions)):  # else each partition's newest record counts
                     echo(f"warning: {error.detail}", err=True)
-        wanted = list(keys) or sorted(state.partitions)
-        totals = loss_totals(state, wanted)
-        items = losses(state, wanted)
-        unpublished = [key for key in wanted if key not in state.listed]
+        partitions = list(keys) or sorted(state.partitions)
+        totals = loss_totals(state, partitions)
+        items = losses(state, partitions)
+        unpublished = [key for key in partitions if key not in state.listed]
         if wants_json():
             document[name] = _as_json(totals, items, unpublished)
             continue

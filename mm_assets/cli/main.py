@@ -76,12 +76,12 @@ class _Commands(click.Group):
                 ray_tasks.end_process(end.code if isinstance(end.code, int) else int(end.code is not None))
             raise
 
-    def _main(self, given: Sequence[str], *rest: Any, **options: Any) -> Any:
-        if not is_asked_for(given):
-            return super().main(given, *rest, **options)
+    def _main(self, arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
+        if not is_asked_for(arguments):
+            return super().main(arguments, *rest, **options)
         with document_only():
             try:
-                code = super().main(given, *rest, **{**options, "standalone_mode": False})
+                code = super().main(arguments, *rest, **{**options, "standalone_mode": False})
             except click.ClickException as error:
                 error.show()
                 code = error.exit_code

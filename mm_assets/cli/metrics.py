@@ -64,8 +64,8 @@ class LoadMetrics:
         self._storage_errors = counter("storage_errors", "Attempts that a storage error ended, by kind.", "kind")
         self._shard_bytes = counter("shards_read_bytes", "Bytes of the shards that attempts have read.")
         self._packed_bytes = counter("packed_written_bytes", "Bytes of the packed files that attempts have written.")
-        self._samples = counter("samples", "Samples of the partitions that were published.")
-        self._losses = counter("losses", "Items lost in the partitions that were published, by kind.", "kind")
+        self._samples = counter("samples", "Samples in published partitions.")
+        self._losses = counter("losses", "Items lost in published partitions, by kind.", "kind")
         self._stages = client.Histogram(
             "mm_assets_stage_duration_seconds",
             "Time that a stage of a partition took, with its checks.",
@@ -142,7 +142,7 @@ class LoadMetrics:
             if reason is not None:
                 self._retries.labels(task.spec.name, reason).inc()
 
-    def attempt_ended(self, task: Task, ended: Ended | None) -> None:
+    def attempt_ended(self, task: Task, end: Ended | None) -> None:
         """Counts what an attempt did; None is one that the driver has canceled, as it does after a time-out."""
         from mm_assets.pipeline.chain import CHAIN
 
@@ -150,8 +150,8 @@ class LoadMetrics:
             name, spec = task.spec.name, task.spec
             self._in_flight[name].discard(task.partition.key)
             self._show_partitions(name)
-            report = None if ended is None else ended.report
-            self._causes[name, task.partition.key] = _cause(ended)
+            report = None if end is None else end.report
+            self._causes[name, task.partition.key] = _cause(end)
             if report is None:
                 return
             if report.failure is not None and report.failure.storage_fault is not None:
@@ -206,12 +206,12 @@ class LoadMetrics:
         self._write()
 
 
-def _cause(ended: Ended | None) -> str:
+def _cause(end: Ended | None) -> str:
     """Returns why a partition is started again, if it is."""
-    if ended is None:
+    if end is None:
         return "timeout"
-    if ended.loss is not None:
-        return ended.loss.kind
+    if end.loss is not None:
+        return end.loss.kind
     return "storage"
 
 
