@@ -750,6 +750,7 @@ class RunEvents:
         self._run_id = run_id
         self._job_name = job_name
         self._step_key = step_key
+        self._has_warned = False
         self._failures: Mapping[str, Attempt] | None = None
         self._observed: Mapping[str, int] | None = None
         self._made: dict[tuple[dg.AssetKey, str | None], Any] = {}  # latest materializations of the events at hand
@@ -796,7 +797,9 @@ class RunEvents:
         try:
             self._store_at_once(events)
         except (ImportError, AttributeError, TypeError) as error:
-            _log.debug("events are stored one by one: %r", error)
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("this version of Dagster stores events in another way, so recording is slower: %r", error)
             self._store_one_by_one(events)
 
     def _read_latest(self, events: Sequence[Event]) -> None:
@@ -856,6 +859,7 @@ class RunEvents:
         )
 
     def _store_one_by_one(self, events: Sequence[Event]) -> None:
+        """Stores events by the public call, which takes no `Planned`: pages then show no partitions as failed."""
         for event in events:
             if isinstance(event, Made):
                 self._instance.report_runless_asset_event(self._materialization(event))

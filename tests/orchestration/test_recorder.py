@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import shutil
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -453,3 +454,16 @@ def test_rolled_up_checks_are_stored_together(dataset: DatasetStore) -> None:
 @pytest.fixture(autouse=True)
 def _short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LINGER_SECONDS", 0.01)
+
+
+def test_an_unknown_form_of_storage_is_reported_once(
+    instance: dg.DagsterInstance, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Where private names of Dagster are missing, events are stored by its public call, with one warning."""
+    monkeypatch.setitem(sys.modules, "dagster._core.storage.event_log.schema", None)
+    events = module.RunEvents(instance, declare(tmp_path, shards), run_id="", job_name="", step_key=None)
+    for key in "ab":
+        result = dg.MaterializeResult(asset_key=["data", "published"], data_version=dg.DataVersion("1"))
+        events.store([module.Made(result=result, partition=key)])
+    assert instance.get_materialized_partitions(dg.AssetKey(["data", "published"])) == {"a", "b"}
+    assert [record.levelname for record in caplog.records if record.name == module.__name__] == ["WARNING"]
