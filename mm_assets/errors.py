@@ -282,12 +282,18 @@ _EXTRAS = {  # import name of an optional package: the extra that installs it
     "av": "video",
     "cv2": "resize",
     "duckdb": "arrow",
+    "h5py": "hdf5",
+    "huggingface_hub": "hub",
     "hypothesis": "testing",
+    "lz4": "mcap",
+    "mcap": "mcap",
+    "lance": "lance",
     "pandas": "pandas",
     "pillow_heif": "images-extra",
     "pillow_jxl": "images-extra",
     "prometheus_client": "metrics",
     "pyarrow": "arrow",
+    "pypdfium2": "pdf",
     "pytest": "testing",
     "ray": "ray",
     "s3fs": "s3",
@@ -310,7 +316,7 @@ class MissingExtraError(MmAssetsError, ImportError):
     def __init__(self, feature: str, package: str) -> None:
         self.feature = feature
         self.package = package
-        super().__init__(f"{feature} needs {package}, which is not installed: {_install_command(package)}")
+        super().__init__(f"{feature} needs {package}, which is not installed: {install_command(package)}")
 
 
 def first_line(error: Exception) -> str:
@@ -359,7 +365,8 @@ def meant(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
-def _install_command(package: str) -> str:
+def install_command(package: str) -> str:
+    """Returns the command that installs an optional package, as an extra of the installed wheel if it has that."""
     from importlib.metadata import PackageNotFoundError, metadata  # slow to import
 
     extra = _EXTRAS.get(package)

@@ -98,15 +98,15 @@ _CHECKS = {
     "raw_shards": (("schema", "schema"), ("alignment", "members ranges")),
     "rows": (
         ("schema", "schema"),
-        ("reserved_columns", "identity metadata_rows unique contiguous text no_content source_refs"),
+        ("reserved_columns", "identity metadata_rows unique contiguous text no_content source_refs sources"),
         ("accounting", "members"),
-        ("alignment", "order samples member_rows member_texts entries user_columns"),
+        ("alignment", "order samples member_rows pdf_pages member_texts entries user_columns"),
         ("accounting", "rejects listed losses"),
     ),
     "materialized_rows": (
         ("schema", "schema"),
         ("alignment", "same_rows"),
-        ("content", "content shard_bytes readable"),
+        ("content", "content shard_bytes readable sources"),
     ),
     "filtered_rows": (
         ("schema", "schema"),
@@ -114,13 +114,13 @@ _CHECKS = {
         ("content", "content"),
         ("accounting", "accounting dropped losses decodable repeated"),
         ("alignment", "same_rows"),
-        ("content", "shard_bytes readable"),
+        ("content", "shard_bytes readable sources"),
     ),
     "packed_mult": _PACKED_CHECKS,
     "packed_mstr": _PACKED_CHECKS,
 }
 # One statement each, over the asset's own tables.
-_SHARED = {"schema", "metadata_rows", "unique", "losses", "shard_bytes", "readable"}
+_SHARED = {"schema", "metadata_rows", "unique", "losses", "shard_bytes", "readable", "sources"}
 
 CATALOG = tuple(
     Check(asset=asset, name=name, group=group)

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from mm_assets.checks.context import CheckContext
 from mm_assets.errors import SourceError
-from mm_assets.media.content_types import Buffer, sniff_content_type
-from mm_assets.media.tiff import TiffFrames
-from mm_assets.rows.source_ref import SourceRef, is_allowed_reference
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.pdf import Frames, frames_of
+from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, of_own_file
 from mm_assets.sources.compressed import decompress, is_compressed
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.urls import is_local, local_path
@@ -22,7 +22,7 @@ __all__ = ["StoredItems"]
 
 
 class StoredItems:
-    """Reads items of one partition again; of several frames of a TIFF in a row the file is read once.
+    """Reads items of one partition again; of several frames of a TIFF, or pages of a PDF, in a row the file once.
 
     Args:
         context: the partition.
@@ -31,9 +31,10 @@ class StoredItems:
     def __init__(self, context: CheckContext) -> None:
         self._shards = {shard.file.url: shard.file for shard in context.shards if shard.file.is_local}
         folders = (folder for listing in context.listings for folder in listing.folders)
-        self._allowed = (*context.layout.prefixes, *folders)
+        self._allowed = (*context.layout.prefixes, *folders, *(url for url in self._shards if url.endswith("/")))
         self._max_bytes = context.max_content_bytes
-        self._tiff: tuple[SourceRef, TiffFrames] | None = None
+        self._pdf_dpi = context.layout.pdf_dpi
+        self._frames: tuple[SourceRef, Frames] | None = None
 
     def read(self, item: SourceRef, *, changed_before_ns: int | None = None) -> Buffer | None:
         """The content of an item; None where it is not to be read again.
@@ -44,10 +45,11 @@ class StoredItems:
 
         Raises:
             SourceError: the item is empty, too large, or cannot be read.
-            MediaError: it is not a frame of its TIFF.
+            MediaError: it is not a frame of its TIFF or a page of its PDF.
         """
-        if item.frame_index is not None and self._tiff is not None and self._tiff[0] == item._replace(frame_index=None):
-            return self._tiff[1].extract(item.frame_index)
+        file = item._replace(frame_index=None)
+        if item.frame_index is not None and self._frames is not None and self._frames[0] == file:
+            return self._frames[1].extract(item.frame_index)
         content = self._stored(item, changed_before_ns)
         if content is None:
             return None
@@ -56,12 +58,14 @@ class StoredItems:
             content = decompress(content, name, self._max_bytes)
         if not 0 < len(content) <= self._max_bytes:
             raise SourceError(item.path, f"holds {len(content)} bytes, allowed are 1 to {self._max_bytes}")
-        if item.frame_index is None or sniff_content_type(content) != "image/tiff":
+        frames = None if item.frame_index is None else frames_of(content, pdf_dpi=self._pdf_dpi)
+        if item.frame_index is None or frames is None:
             return content
-        self._tiff = item._replace(frame_index=None), TiffFrames(content)
-        return self._tiff[1].extract(item.frame_index)
+        self._frames = file, frames
+        return frames.extract(item.frame_index)
 
     def _stored(self, item: SourceRef, changed_before_ns: int | None) -> bytes | None:
+        item = of_own_file(item)
         shard = self._shards.get(item.path or "")
         if shard is not None:
             if item.byte_offset is None or item.byte_size is None:

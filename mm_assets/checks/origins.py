@@ -7,9 +7,10 @@ costs money.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -32,7 +33,7 @@ from mm_assets.errors import SourceError
 from mm_assets.json_text import repair_json
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.rows.columns import RowStream, row_tuples, sample_id_of
-from mm_assets.rows.from_members import MAX_ITEMS
+from mm_assets.rows.from_members import MAX_ITEMS, decode_member, max_text_bytes
 from mm_assets.rows.interleaved import entries_of, is_interleaved
 from mm_assets.rows.schema import REJECTS_SCHEMA
 from mm_assets.rows.source_ref import is_allowed_reference, is_reference, parse_source_ref
@@ -41,13 +42,19 @@ from mm_assets.sources.base import Source, text_encoding
 from mm_assets.sources.compressed import content_name
 from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, plain_name
-from mm_assets.sources.samples import ShardMembers, id_prefixes, is_metadata, metadata_member, modality_of
+from mm_assets.sources.samples import (
+    ShardMembers,
+    id_prefixes,
+    is_pdf_member,
+    is_text,
+    metadata_member,
+    modality_of,
+)
 from mm_assets.sources.text_members import (
     CHARSET,
     BadTextError,
     Read,
     TextMembers,
-    decode_text,
     parse_object,
     stored_text,
     with_charset,
@@ -57,8 +64,9 @@ __all__ = ["OriginRelations"]
 
 _MEMBERS = schema_of(
     *("shard", "ordinal", "member", "name", "folder", "byte_offset", "byte_size", "sample_key", "role", "extension"),
-    *("modality", "content_type", "is_metadata", "is_read", "text_digest", "text_fault"),
+    *("modality", "content_type", "is_metadata", "is_pdf", "is_read", "text_digest", "text_fault"),
 )
+_PAGES = schema_of("shard", "ordinal", "modality", "frame_index", "content_type", "text_digest")
 _SAMPLES = schema_of(
     "ordinal", "is_interleaved", "json_id", "frame_name", "num_bad_texts", "num_bad_lists", "user_digest"
 )
@@ -91,8 +99,9 @@ class OriginRelations:
     def shard_labels(self) -> pa.Table:
         """What the default ids of a shard's samples start with; null where a partition is one shard."""
         suffixes = {shard.file.url: shard.SUFFIXES for shard in self._context.shards}
-        labels = id_prefixes(suffixes, self._context.declared_shards) if self._context.grouped else {}
-        return table_of(((url, labels.get(url)) for url in suffixes), schema_of("shard", "label"))
+        labeled = {url: ends for url, ends in suffixes.items() if self._context.grouped or url.endswith("/")}
+        labels = id_prefixes(labeled, self._context.declared_shards)
+        return table_of(((url, labels.get(url) or None) for url in suffixes), schema_of("shard", "label"))
 
     def index_members(self) -> pa.Table:
         """The members of the index that are part of a sample, with what their names mean.
@@ -100,14 +109,25 @@ class OriginRelations:
         `text_digest` is of the text that a text member has in its shard now, null where that is not text; `is_read`
         says whether it was read: in the encoding that its row records, or as `rows` reads it if it is a reject. Of a
         sample's JSON it is the digest of what `metadata_json` should be. `text_fault` is why a reject cannot be its
-        text or JSON: a reason, or "" if it can.
+        text or JSON: a reason, or "" if it can. A PDF has a fault alone; `is_pdf`: its pages are rows.
         """
+        return self._members[0]
+
+    def pdf_pages(self) -> pa.Table:
+        """The rows that each PDF should have if it is read again, by `ordinal` of its member.
+
+        A row without modality is of a PDF that should have none.
+        """
+        return self._members[1]
+
+    @cached_property
+    def _members(self) -> tuple[pa.Table, pa.Table]:
         shards = {shard.file.url: shard for shard in self._context.shards}
-        found = TableBuilder(_MEMBERS)
+        found, pages = TableBuilder(_MEMBERS), TableBuilder(_PAGES)
         for url, members in groupby(self._indexed(), key=attrgetter("shard")):
             if url in shards:  # the checks of the index report others
-                found.extend(self._of_shard(shards[url], ShardMembers(url, members)))
-        return found.table()
+                found.extend(self._of_shard(shards[url], ShardMembers(url, members), pages))
+        return found.table(), pages.table()
 
     def _indexed(self) -> Iterator[Member]:
         names = MEMBER_INDEX_SCHEMA.names
@@ -115,22 +135,24 @@ class OriginRelations:
             for values in row_tuples(batch, *names):
                 yield Member(**dict(zip(names, values, strict=True)))
 
-    def _of_shard(self, source: Source, members: ShardMembers) -> Iterator[tuple[Any, ...]]:
+    def _of_shard(self, source: Source, members: ShardMembers, pages: TableBuilder) -> Iterator[tuple[Any, ...]]:
         local, extensions = source.file.is_local, self._layout.extensions
+        pdf = self._context.schema.pdf
 
-        def is_text(member: Member) -> bool:
-            return local and (is_metadata(member) or modality_of(member.extension, extensions) == "text")
+        def is_read_again(member: Member) -> bool:
+            return local and is_text(member, extensions, pdf=pdf != "binary")
 
-        limit, charsets = self._layout.max_text_bytes, self._charsets
+        limit, charsets = partial(max_text_bytes, layout=self._layout), self._charsets
         encoding = text_encoding(source, self._layout.encoding)
 
         def decode(member: Member, payload: bytes) -> Decoded:
             charset = charsets.get((member.shard, member.member))
-            if charset is None and (member.shard, member.member) in self._rejected:
-                return decode_text(payload, encoding)
+            is_pdf = is_pdf_member(member, extensions)
+            if is_pdf or (charset is None and (member.shard, member.member) in self._rejected):
+                return decode_member(member, payload, layout=self._layout, encoding=encoding)
             return Decoded(stored_text(payload, charset), charset)
 
-        with closing(TextMembers(source, members, is_text=is_text, max_bytes=limit, decode=decode)) as texts:
+        with closing(TextMembers(source, members, is_text=is_read_again, max_bytes=limit, decode=decode)) as texts:
             for window in texts.windows(members.samples):
                 for sample, found in window:
                     metadata = metadata_member(sample.members)
@@ -139,11 +161,15 @@ class OriginRelations:
                         read = found.get(m.ordinal)
                         charset = charsets.get((m.shard, m.member))
                         content_type = with_charset(content_type_of_name(content_name(m.member)), charset)
+                        is_pdf = pdf != "binary" and is_pdf_member(m, extensions)
+                        if is_pdf and read is not None:
+                            layout = read.text if isinstance(read, Decoded) else None
+                            pages.extend((m.shard, m.ordinal, *row) for row in _page_rows(layout, pdf))
                         yield (
                             *(m.shard, m.ordinal, m.member, name, name[: name.rfind("/") + 1]),
                             *(m.byte_offset, m.byte_size, m.sample_key, m.role, m.extension),
-                            *(modality_of(m.extension, extensions), content_type, is_json),
-                            *(read is not None, _text_digest(read, is_json=is_json)),
+                            *(modality_of(m.extension, extensions), content_type, is_json, is_pdf),
+                            *(read is not None, None if is_pdf else _text_digest(read, is_json=is_json)),
                             self._fault(read, is_json=is_json) if (m.shard, m.member) in self._rejected else None,
                         )
 
@@ -339,6 +365,23 @@ class OriginRelations:
     def filter_mismatches(self) -> pa.Table:
         """What differs between the filtered or dropped rows of a few samples and the result of filtering them again."""
         return filter_mismatches(self._context, self._tables)
+
+
+def _page_rows(layout: str | None, form: str) -> Iterator[tuple[str | None, int | None, str | None, bytes | None]]:
+    """The rows of a PDF: row modality, page, content type and the digest of their text; nulls for one without pages."""
+    if layout is None:
+        yield None, None, None, None
+        return
+    pages = json.loads(layout)["pages"]
+    if form == "document" and any(page["words"] for page in pages):
+        yield "text", None, "application/json", digest_of(layout.encode())
+    for number, page in enumerate(pages):
+        yield "image", number, "image/png", None
+        if form == "interleaved" and page["words"]:
+            begins = set(page["lines"])
+            words = enumerate(page["words"])
+            text = "".join(("\n" if index in begins else " ") + word for index, word in words)
+            yield "text", number, "text/plain", digest_of(text[1:].encode())
 
 
 def _fitted(fit: Converter, value: object) -> object:

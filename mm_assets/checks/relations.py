@@ -27,13 +27,13 @@ from mm_assets.errors import MediaError, SchemaMismatchError, SourceError, first
 from mm_assets.formats import crc32c
 from mm_assets.media.content_types import OWN_ZIPS, sniff_content_type
 from mm_assets.rows.columns import row_tuples
+from mm_assets.rows.file_columns import is_stored_content
 from mm_assets.rows.parquet import open_table, read_batches
 from mm_assets.rows.references import FETCHED_BY
-from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA, ROW_IDENTITY
+from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA, ROW_IDENTITY, SOURCE_SCHEMA
 from mm_assets.rows.source_ref import SourceRef, parse_source_ref, with_parsed_source_ref_columns
 from mm_assets.rows.sql import parquet_relation, sql_text
 from mm_assets.sources.base import index_members
-from mm_assets.sources.compressed import is_compressed
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 
 __all__ = [
@@ -54,12 +54,13 @@ CONTENT = (MEDIA, *TEXTS)  # never read by DuckDB: one vector of them could be l
 
 MAX_SNIFFED = 512  # first bytes of an item that show its content type
 MAX_REREAD = 256  # items of a partition that are read from its shard again, beside frames of TIFFs
+MAX_REDRAWN = 16  # pages of PDFs, of which one takes as long as many others
 MIN_REREAD = 8  # of them, where they are large
 MAX_REREAD_BYTES = 4 << 20  # of about all of them: the check must not cost what the stage did
 DIGEST = 16  # bytes
 _FAILED = (*ROW_IDENTITY, "source_ref", "materialize_error")
 NOT_FETCHED = ("materialize_error", "not_materialized")  # reasons of drops
-_DERIVED = ("content", "reread", "texts", "source_refs", "user", "digests")  # from the table whose name is before it
+_DERIVED = ("content", "reread", "texts", "source_refs", "sources", "user", "digests")  # after their table's name
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
 _MAX_MEASURED = 64 << 20  # bytes of relations that are kept for later stages
 _MAX_HELD = 1 << 16  # rows of a table that is read once; each statement reads a larger one
@@ -67,13 +68,17 @@ _MAX_HELD = 1 << 16  # rows of a table that is read once; each statement reads a
 _TYPES = {  # of the columns that are not text
     **dict.fromkeys(("ordinal", "place", "position", "item", "page", "step"), pa.int64()),
     **dict.fromkeys(("type_id", "metadata_size", "size", "byte_offset", "byte_size"), pa.int64()),
-    **dict.fromkeys(("number", "frame_index", "num_bad_texts", "num_bad_lists"), pa.int64()),
-    **dict.fromkeys(("has_ref", "is_metadata", "is_read", "is_interleaved", "is_reference"), pa.bool_()),
+    **dict.fromkeys(("number", "frame_index", "file_frame", "num_bad_texts", "num_bad_lists"), pa.int64()),
+    **dict.fromkeys(
+        ("has_ref", "is_stored", "is_metadata", "is_pdf", "is_read", "is_interleaved", "is_reference"), pa.bool_()
+    ),
     **dict.fromkeys(("text_digest", "user_digest", "row_digest"), pa.binary(DIGEST)),
     **dict.fromkeys(("content_size", "source_size"), pa.int64()),
     **dict.fromkeys(("most", "share"), pa.int64()),
     **dict.fromkeys(("crc32c", "shard_crc32c"), pa.uint32()),
-    **dict.fromkeys(("nullable", "exact", "may_be_equal", "is_open"), pa.bool_()),
+    **dict.fromkeys(("nullable", "exact", "may_be_equal", "is_open", "has_inline"), pa.bool_()),
+    **dict.fromkeys(("uri", "container", "file_type"), pa.dictionary(pa.int32(), pa.string())),  # few in a table
+    **dict.fromkeys(("file_offset", "file_size"), pa.int64()),
     "bound": pa.float64(),
     **dict.fromkeys(("seconds", "start_seconds", "end_seconds", "previous_seconds", "tolerance_seconds"), pa.float64()),
     **dict.fromkeys(("video_seconds", "audio_seconds", "frame_seconds"), pa.float64()),
@@ -90,7 +95,11 @@ _MEMBERS = (
     *("shard", "ordinal", "member", "byte_offset", "byte_size", "member_type", "skip_reason"),
     *("sample_key", "role", "extension"),
 )
-_REFS = schema_of("path", "member", "byte_offset", "byte_size", "frame_index", "problem", "has_ref")
+_REFS = schema_of("path", "member", "byte_offset", "byte_size", "frame_index", "problem", "is_stored", "has_ref")
+_SOURCES = schema_of(
+    *("uri", "file_offset", "file_size", "file_type", "checksum", "has_inline"),
+    *("container", "file_member", "file_frame"),
+)
 _CONTENT = schema_of("content_size", "crc32c", "shown_type")
 _TEXTS = pa.schema([(f"{name}_digest", pa.binary(DIGEST)) for name in TEXTS])
 
@@ -324,9 +333,16 @@ class TableRelations:
     # -- columns of text and content, by the suffix of the relation
 
     def _source_refs(self, table: str) -> pa.Table:
-        """Path, member and range of each row's locator, and its error; rows without one are left out."""
+        """Path, member and range of each row's locator, and its error; rows without one are left out.
+
+        `is_stored` is whether the bytes there are the content as it is stored.
+        """
         found = self._numbered(table, ["source_ref"], _REFS, _parsed_refs)
         return found.filter(found["has_ref"]).drop_columns(["has_ref"])
+
+    def _sources(self, table: str) -> pa.Table:
+        """The fields of each row's `source` and `source_member`, by names that no other relation has."""
+        return self._numbered(table, SOURCE_SCHEMA.names, _SOURCES, _source_fields)
 
     def _content(self, table: str) -> pa.Table:
         """For each row of a row table the size and CRC-32C of its media bytes, null where it has none.
@@ -342,7 +358,7 @@ class TableRelations:
             refs = self.derived("source_refs", table)
             known = np.zeros(found.num_rows, np.bool_)
             stated = np.zeros(found.num_rows, np.int64)
-            which = pc.and_(_is_whole(refs), refs["byte_size"].is_valid())
+            which = pc.and_(refs["is_stored"], refs["byte_size"].is_valid())
             places = refs["ordinal"].filter(which).to_numpy()
             known[places], stated[places] = True, refs["byte_size"].filter(which).to_numpy()
             sizes = pa.array(stated, mask=~(known & has_media.to_numpy()))
@@ -380,7 +396,8 @@ class TableRelations:
     def _reread(self, table: str) -> pa.Table:
         """Items that are read again from local shards and files, with the CRC-32C of what is there.
 
-        Every frame of a TIFF, and of other items about 4 MiB, spread over the partition: at least 8, at most 256.
+        Every frame of a TIFF, at most 16 pages of PDFs, and of other items about 4 MiB, spread over the partition: at
+        least 8, at most 256.
         `shard_crc32c` is null where the item cannot be read again.
         """
         return table_of(self._items(table), schema_of("ordinal", "crc32c", "shard_crc32c"))
@@ -406,7 +423,11 @@ class TableRelations:
         wanted = pc.is_in(refs["ordinal"], pa.array(sorted(set(chosen)), pa.int64()))
         # A frame is compared where it first appears: later stages have what this one has, by its checksum.
         if self.context.materialize_mode == "write" or len(self.context.own_tables) == 1:
-            wanted = pc.or_(wanted, refs["frame_index"].is_valid())
+            is_frame, is_page = refs["frame_index"].is_valid(), _is_page(refs)
+            pages = pc.indices_nonzero(is_page).to_numpy()
+            drawn = np.zeros(refs.num_rows, np.bool_)
+            drawn[pages[np.linspace(0, len(pages) - 1, min(len(pages), MAX_REDRAWN)).astype(int)]] = True
+            wanted = pc.or_(wanted, pc.or_(pc.and_not(is_frame, is_page), pa.chunked_array([pa.array(drawn)])))
         items = StoredItems(self.context)
         for batch in refs.filter(wanted).to_batches(max_chunksize=_BATCH_ROWS):
             for ref in batch.to_pylist():
@@ -545,7 +566,15 @@ def _parsed_refs(batch: pa.RecordBatch) -> list[pa.Array]:
     except SourceError:  # one of them is wrong: the others count
         found = [_ref_or_problem(text) for text in refs.to_pylist()]
         *columns, problems = map(pa.array, zip(*found, strict=True), _REFS.types[:6])
-    return [*columns, problems, refs.is_valid()]
+    path, member, *_, frame = columns
+    return [*columns, problems, is_stored_content(pc.coalesce(member, path), frame), refs.is_valid()]
+
+
+def _source_fields(batch: pa.RecordBatch) -> list[pa.Array]:
+    """The fields of both structs, and whether there are bytes in place of `inline`, which are not held."""
+    fields = [field for name in SOURCE_SCHEMA.names for field in batch.column(name).flatten()]
+    fields[5] = fields[5].is_valid()
+    return [field.cast(kind) for field, kind in zip(fields, _SOURCES.types, strict=True)]
 
 
 def _ref_or_problem(text: str | None) -> tuple[Any, ...]:
@@ -556,16 +585,10 @@ def _ref_or_problem(text: str | None) -> tuple[Any, ...]:
     return ref.path, ref.member, ref.byte_offset, ref.byte_size, ref.frame_index, None
 
 
-def _is_whole(refs: pa.Table) -> pa.ChunkedArray:
-    """Which locators are of a content as it is stored: of no single frame, and not compressed."""
-    names = pc.coalesce(refs["member"], refs["path"])
-    suffixes = pc.extract_regex(names, r"\.(?P<suffix>[^./]*)$").combine_chunks().field(0).dictionary_encode()
-    # Few suffixes are of a compression; whether a name with one is opened depends on the rest of it.
-    may_be = pa.array([is_compressed(f"x.json.{suffix}") for suffix in suffixes.dictionary.to_pylist()], pa.bool_())
-    odd = pc.indices_nonzero(pc.fill_null(may_be.take(suffixes.indices), False)).to_pylist()
-    compressed = np.zeros(len(names), np.bool_)
-    compressed[[row for row in odd if is_compressed(names[row].as_py())]] = True
-    return pc.and_(refs["frame_index"].is_null(), pa.chunked_array([~compressed]))
+def _is_page(refs: pa.Table) -> Any:
+    """Which locators are, by the name of their file, of a page of a PDF."""
+    names = pc.fill_null(pc.ends_with(pc.coalesce(refs["member"], refs["path"]), ".pdf", ignore_case=True), False)
+    return pc.and_(refs["frame_index"].is_valid(), names)
 
 
 def _is_row_table(schema: pa.Schema) -> bool:

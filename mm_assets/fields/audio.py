@@ -89,6 +89,7 @@ class AudioField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 40
+    CONTENT_KIND: ClassVar[str] = "audio"
     TAKES_JSON: ClassVar[bool] = False
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
         [("sample_rate", "<u4"), ("num_channels", "<u2"), ("codec", "u1"), ("_pad", "u1"), ("num_frames", "<u8")]

@@ -194,6 +194,10 @@ class Field(ABC):
     SHOWN_TYPE: ClassVar[str | None] = None
     """MIME type of stored bytes that do not show it themselves, such as text, for people who look at them."""
 
+    CONTENT_KIND: ClassVar[str] = "file"
+    """What the files of values are to other formats: ``image``, ``audio``, ``video``, ``text``, ``json``, ``array``, a
+    ``series`` of arrays with their times, or any ``file``."""
+
     FACTS: ClassVar[tuple[type[Fact], ...]] = ()
     """The kinds of fact that `facts` yields; empty where checks of time and place have nothing to judge."""
 

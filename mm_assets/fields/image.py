@@ -99,6 +99,7 @@ class ImageField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 10
+    CONTENT_KIND: ClassVar[str] = "image"
     TAKES_JSON: ClassVar[bool] = False
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
         [

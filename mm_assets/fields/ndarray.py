@@ -62,6 +62,7 @@ class NDArrayField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 4
+    CONTENT_KIND: ClassVar[str] = "array"
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
         [("dtype", "S6"), ("num_dimensions", "u1"), ("_pad", "u1"), ("shape", "<u4", (MAX_DIMENSIONS,))]
     )

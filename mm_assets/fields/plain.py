@@ -65,6 +65,7 @@ class TextField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 2
+    CONTENT_KIND: ClassVar[str] = "text"
     SHOWN_TYPE: ClassVar[str] = "text/plain"
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype([("num_code_points", "<u4"), ("_pad", "<u4")])
     keeps_bytes: ClassVar[bool] = True
@@ -152,6 +153,7 @@ class JSONField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 3
+    CONTENT_KIND: ClassVar[str] = "json"
     SHOWN_TYPE: ClassVar[str] = "application/json"
     HOLDS_JSON: ClassVar[bool] = True
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype([("kind", "u1"), ("_pad", "u1", (7,))])

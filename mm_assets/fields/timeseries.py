@@ -67,6 +67,7 @@ class TimeSeriesField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 42
+    CONTENT_KIND: ClassVar[str] = "series"
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
         [
             ("num_steps", "<u4"),

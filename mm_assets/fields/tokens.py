@@ -72,6 +72,7 @@ class TokensField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 20
+    CONTENT_KIND: ClassVar[str] = "array"
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
         [("num_tokens", "<u4"), ("num_cut", "<u4"), ("width", "u1"), ("_pad", "u1", (7,))]
     )

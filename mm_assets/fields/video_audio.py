@@ -72,6 +72,7 @@ class SyncedVideoAudioField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 50
+    CONTENT_KIND: ClassVar[str] = "video"
     metadata_type: ClassVar[np.dtype[np.void]] = RECORD
     decodes_in_parallel: ClassVar[bool] = True  # the decoders release the interpreter lock
     FACTS: ClassVar[tuple[type[Fact], ...]] = (MediaLength, ClipLengths)

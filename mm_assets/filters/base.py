@@ -84,7 +84,7 @@ class Block:
     never change it.
 
     Args:
-        table: columns of `MULTIMODAL_SCHEMA`, then user columns.
+        table: columns of `MULTIMODAL_SCHEMA` and `SOURCE_SCHEMA`, then user columns.
         pool: runs measures that release the interpreter lock; None measures in the calling thread.
 
     Attributes:

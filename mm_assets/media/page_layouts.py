@@ -120,10 +120,11 @@ class LayoutMap:
 
 
 LAYOUTS: Mapping[str, LayoutMap] = MappingProxyType(
-    {  # FUNSD's forms, SROIE's receipts, and a plain list of words
+    {  # FUNSD's forms, SROIE's receipts, a plain list of words, and lists of words and boxes by page, as of a PDF
         "funsd": LayoutMap(segments="form", id="id", links="linking"),
         "sroie": LayoutMap(box="box8", box_format="quad", label=None, fields="labels"),
         "words": LayoutMap(page="page", fields="fields"),
+        "pages": LayoutMap(pages="pages", box="boxes", label="labels"),
     }
 )
 
@@ -131,16 +132,17 @@ LAYOUTS: Mapping[str, LayoutMap] = MappingProxyType(
 def detect_layout(value: object) -> str | None:
     """The name of the layout in `LAYOUTS` that a sample's JSON has; None where it has none or no entries.
 
-    The first entry decides: a form entry with words, a word with `box8`, or a word with text and box.
+    The first entry decides: a form entry with words, a word with `box8`, a word with text and box, or a page with
+    words and boxes.
     """
     if not isinstance(value, Mapping):
         return None
-    entries = {root: _first(value.get(root)) for root in ("form", "words")}
+    entries = {root: _first(value.get(root)) for root in ("form", "words", "pages")}
     if "words" in entries["form"] and "box" in entries["form"]:
         return "funsd"
-    if "text" not in entries["words"]:
-        return None
-    return "sroie" if "box8" in entries["words"] else "words" if "box" in entries["words"] else None
+    if "text" in entries["words"] and ("box8" in entries["words"] or "box" in entries["words"]):
+        return "sroie" if "box8" in entries["words"] else "words"
+    return "pages" if {"words", "boxes"} <= entries["pages"].keys() else None
 
 
 def _first(entries: object) -> Mapping[str, Any]:

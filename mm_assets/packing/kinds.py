@@ -18,6 +18,7 @@ from mm_assets.fields import (
 )
 from mm_assets.media.video import VIDEO_TYPES
 from mm_assets.packing.plan import NUMBERED, RowName
+from mm_assets.sources.member import is_numbered
 
 __all__ = [
     "AUDIO_TYPES",
@@ -54,10 +55,10 @@ ARRAY_TYPES = frozenset({"application/x-npy"})
 SUBTITLES = ("srt", "vtt", "lrc")
 
 REASONS: Mapping[str, str] = {
-    "interleaved": "only text and image, in an order that the JSON or the frames of a TIFF give",
+    "interleaved": "only text and image, in an order that the JSON, the frames of a TIFF or the pages of a PDF give",
     "music": "at least half of the samples have a MIDI row",
     "robotics": "images or video, and at least half of the samples have an array of a robot, or depth",
-    "document": "only text and image, and more than half of the JSONs have a known page layout",
+    "document": "only text and image, and more than half of the JSONs have a known page layout, or are of PDFs",
     "video": "only video, audio and text, and at most one video per sample",
     "image_text": "text and image without roles, at most one of each, and every sample has its image",
     "speech": "text and audio without roles, and every sample has one audio",
@@ -92,7 +93,7 @@ class Group:
     @property
     def many(self) -> bool:
         """Whether a sample may have several."""
-        return self.most > 1 or self.role == NUMBERED
+        return self.most > 1 or is_numbered(self.role)
 
     def _inner(self) -> Field:
         if self.modality == "text":
@@ -130,6 +131,8 @@ class Counts:
     samples_of: Counter[str] = field(default_factory=Counter)  # row modality, or "robot" -> samples that have it
     num_json: int = 0
     num_layouts: int = 0
+    num_pdfs: int = 0  # samples of a PDF, beside texts, whose pages are not rows
+    num_paged: int = 0  # samples with the pages of a PDF
     json_kinds: dict[str, set[str]] = field(default_factory=dict)  # top-level key -> what its values are
     most_plain: int = 0  # texts in a sample
     most_timed: int = 0
@@ -148,6 +151,8 @@ class Counts:
         self.samples_of += other.samples_of
         self.num_json += other.num_json
         self.num_layouts += other.num_layouts
+        self.num_pdfs += other.num_pdfs
+        self.num_paged += other.num_paged
         for name, kinds in other.json_kinds.items():
             self.json_kinds.setdefault(name, set()).update(kinds)
         self.most_plain = max(self.most_plain, other.most_plain)
@@ -221,14 +226,15 @@ class SampleKind:
 
 
 def shown_role(role: str) -> str:
-    """A role as kinds of row have it: all whole numbers are one."""
-    return NUMBERED if role.isascii() and role.isdigit() else role
+    """A role as kinds of row have it: all whole numbers at its end are one."""
+    head, dot, number = role.rpartition(".")
+    return head + dot + NUMBERED if number.isascii() and number.isdigit() else role
 
 
 def group_name(modality: str, role: str, many: bool = False) -> str:
     """A kind of row in words: ``image (role: left)``, ``several text``."""
     name = f"{modality} (numbered)" if role == NUMBERED else f"{modality} (role: {role})" if role else modality
-    return f"several {name}" if many and role != NUMBERED else name
+    return f"several {name}" if many and not is_numbered(role) else name
 
 
 @dataclass(slots=True)

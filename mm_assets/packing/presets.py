@@ -1,15 +1,16 @@
 """Presets: pack plans for the usual kinds of sample, and the choice between them.
 
 Most are fixed. `generic` and `robotics` are discovered from rows, one packed modality for each row modality and role;
-`speech` finds where its word timings are. A preset with `rest` loses no row of the dataset: rows of later shards that
-none of its modalities takes, and content that their fields cannot read, go there. Columns of the metadata row are
-packed where the declaration names them.
+`speech` finds where its word timings are, `document` whether its pages are those of PDFs. A preset with `rest` loses no
+row of the dataset: rows of later shards that none of its modalities takes, and content that their fields cannot read,
+go there. Columns of the metadata row are packed where the declaration names them.
 """
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -116,7 +117,12 @@ _FIXED: Mapping[str, tuple[PackedModality, ...]] = {
     ),
 }
 _DISCOVERED = ("robotics", "generic")
-_ASKS_ROWS = ("speech", *_DISCOVERED)
+_ASKS_ROWS = ("speech", "document", *_DISCOVERED)
+# Of a PDF: in the place of the parts of `document`.
+_PDF_PARTS: Mapping[str, Selector] = {
+    "pages": Selector(modality="image", extension=("pdf",), take="sequence"),
+    "layout": Selector(modality="text", extension=("pdf",)),
+}
 
 ALL_COLUMNS = "all"
 # By the type of a column; of any other, JSON.
@@ -190,6 +196,8 @@ def plan_of(
     preset = survey.preset() if chooses_preset(pack) else preset
     _check_column_fields(fields, columns, where)
     chosen = _packed_columns(pack, fields, columns, where)
+    if preset == "document" and survey.has_pages:
+        fields = tuple(map(_of_pdf, fields))
     modalities = _joined(preset, fields, _base(preset, survey, len(chosen)), where)
     packed: list[PackedModality] = []
     names = {modality.name: modality for modality in modalities}
@@ -283,12 +291,20 @@ def _base(preset: str | None, survey: Survey, reserved: int) -> tuple[PackedModa
     if preset == "robotics":
         return (*survey.robotics(reserved), *_EVERYTHING)
     fixed = _FIXED.get(preset or "", ())
+    if preset == "document" and survey.has_pages:
+        return tuple(map(_of_pdf, fixed))
     timed = survey.json_key(TIMED_KEYS, "timed") if preset == "speech" else None
     if timed is None:
         return fixed
     selector = Selector(take="json", key=(timed,), on_refused="absent")
     words = PackedModality.of("words", TimedTextField(untimed="drop"), selector)
     return tuple(words if modality.name == "words" else modality for modality in fixed)
+
+
+def _of_pdf(modality: PackedModality) -> PackedModality:
+    """The modality `document` of the preset with the pages and the layout of a PDF, whatever its settings."""
+    (preset, *_) = _FIXED["document"]
+    return replace(modality, parts=_PDF_PARTS) if modality.parts == preset.parts else modality
 
 
 def _read_config(pack: str | Mapping[str, Any] | None, where: object) -> tuple[str | None, tuple[PackedModality, ...]]:

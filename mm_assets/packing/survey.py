@@ -11,7 +11,7 @@ import itertools
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ from mm_assets.packing.kinds import DEPTH_TYPES, SUBTITLES, Counts, Group, Kind,
 from mm_assets.packing.plan import NUMBERED, PackedModality, Selector, Take, row_name
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 from mm_assets.rows.user_columns import is_rare
+from mm_assets.sources.member import is_numbered
 from mm_assets.sources.name_tally import NameTally
 from mm_assets.sources.text_members import BadTextError, parse_object
 
@@ -49,6 +50,7 @@ TIMED_KEYS = ("words", "word_timestamps", "word_timings", "alignment", "segments
 ROBOT_ROLES = frozenset(
     {"state", "action", "pose", "joints", "qpos", "qvel", "proprio", "proprioception", "timestamp", "depth"}
 )
+PDF = "pdf"  # the extension
 TASK_KEYS = ("task", "language_instruction", "instruction")
 
 
@@ -123,6 +125,7 @@ class Survey:
         texts: Counter[bool] = Counter()  # plain (False) and timed (True)
         extensions: dict[tuple[str, str], Counter[str]] = {}
         names: list[str] = []
+        num_pages = 0
         for row in sample:
             names += [] if row.member is None else [row.member]
             if row.member is not None and len(one.members) < MAX_SHOWN and (row.member, row.path) not in one.members:
@@ -131,11 +134,13 @@ class Survey:
                 json_member = row.member
                 content = _survey_json(one, row.json)
                 continue
-            # Text out of the sample's JSON, and frames of one file: rows whose order matters.
-            one.interleaved |= row.frame is not None or (
+            _, role, extension = named = row_name(row.modality, row.member, self.roles)
+            is_page = extension == PDF and row.modality == "image" and row.frame is not None
+            num_pages += is_page
+            # Text out of the sample's JSON, frames of one file, and texts of pages: rows whose order matters.
+            one.interleaved |= (row.frame is not None and not is_page) or (
                 row.modality == "text" and row.member is not None and row.member == json_member
             )
-            _, role, extension = named = row_name(row.modality, row.member, self.roles)
             if len(one.example) < MAX_EXAMPLE:
                 one.example.append(named)
             key = (row.modality, shown_role(role))
@@ -153,6 +158,10 @@ class Survey:
             count.num_samples += 1
             count.num_rows += found.total()
             count.extensions += found
+        one.num_paged = int(num_pages > 0)
+        one.num_layouts += one.num_paged
+        others = [extensions[key].keys() for key in one.groups if key[0] != "text"]
+        one.num_pdfs = int(bool(others) and num_pages == 0 and all(kinds == {PDF} for kinds in others))
         for group in one.groups.values():
             group.num_samples, group.most = 1, group.num_rows
             one.most[group.modality] += group.num_rows
@@ -201,6 +210,16 @@ class Survey:
         return sum(counts.num_samples for counts in self._kinds.values())
 
     @property
+    def is_of_pdfs(self) -> bool:
+        """Whether most samples consist of a PDF, and of texts, and the PDF's pages are not rows."""
+        return 2 * sum(counts.num_pdfs for counts in self._kinds.values()) > self.num_samples
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether pages of PDFs are rows of samples that decide."""
+        return self._settle()[0].num_paged > 0
+
+    @property
     def kinds(self) -> list[SampleKind]:
         """The kinds of sample, the most frequent first."""
         odd = self._settle()[1]
@@ -230,18 +249,19 @@ class Survey:
 
     def robotics(self, reserved: int = 0) -> list[PackedModality]:
         """As `generic`, with clips, depth, series on the sample's clock where it has one, and the task."""
-        clock = self._clock()
+        clocks = self._clocks()
 
         def choose(group: Group, selector: Selector) -> tuple[Field, dict[str, Selector] | None]:
             if group.many:
                 return group.made_field(), None
             last = group.role.rsplit(".", 1)[-1].lower()
+            clock = _clock_of(group.role, clocks)
             if group.modality == "video" and group.mostly(VIDEO_TYPES):
                 return SyncedVideoAudioField(), None
             if group.modality == "image" and "depth" in group.role.lower() and group.mostly(DEPTH_TYPES):
                 return DepthField(), None
             dated = clock is not None and 2 * clock.num_samples >= group.num_samples
-            if group.modality == "array" and clock is not None and dated and group is not clock and last not in CLOCKS:
+            if group.modality == "array" and clock is not None and dated and last not in CLOCKS:
                 dates = Selector(modality="array", role=_pattern(clock.role), take="shared")
                 return TimeSeriesField(), {"timestamps": dates, "values": selector}
             return group.made_field(), None
@@ -255,11 +275,11 @@ class Survey:
             found.append(PackedModality.of("timestamp", ScalarField("float64"), _at("timestamp")))
         return found
 
-    def _clock(self) -> Group | None:
-        """The array that dates the rows of the other arrays."""
+    def _clocks(self) -> list[Group]:
+        """The arrays that date the rows of other arrays, the most frequent first."""
         arrays = [group for group in self._settle()[0].groups.values() if group.modality == "array" and not group.many]
         clocks = [group for group in arrays if group.role.rsplit(".", 1)[-1].lower() in CLOCKS]
-        return min(clocks, key=lambda group: (-group.num_samples, group.role)) if clocks else None
+        return sorted(clocks, key=lambda group: (-group.num_samples, group.role))
 
     def _discovered(
         self, choose: Callable[[Group, Selector], tuple[Field, dict[str, Selector] | None]], limit: int
@@ -336,12 +356,23 @@ def _at(key: str) -> Selector:
 
 def _pattern(role: str) -> str:
     """A pattern that matches this role alone."""
-    return role if role == NUMBERED else re.sub(r"([*?\[])", r"[\1]", role)
+    return re.sub(r"([*?\[])", r"[\1]", role)
+
+
+def _clock_of(role: str, clocks: Sequence[Group]) -> Group | None:
+    """The clock of an array: of those whose name begins as its own the nearest, else the first."""
+    shared = [clock for clock in clocks if f"{role}.".startswith(clock.role.rpartition(".")[0] + ".")]
+    return max(shared, key=lambda clock: len(clock.role), default=clocks[0] if clocks else None)
+
+
+def _unnumbered(role: str) -> str:
+    """A role without the part that numbers its rows."""
+    return role[: -len(NUMBERED)].removesuffix(".") if is_numbered(role) else role
 
 
 def _free_name(group: Group, taken: dict[int, str]) -> str:
     """A name from the group's role, that no other modality has."""
-    role = "" if group.role == NUMBERED else re.sub(r"[\x00-\x1f\x7f\s]+", "_", group.role)[:MAX_NAME]
+    role = re.sub(r"[\x00-\x1f\x7f\s]+", "_", _unnumbered(group.role))[:MAX_NAME]
     plain = role or group.modality
     longer = f"{group.modality}_{role}" if role else group.modality
     wishes = itertools.chain([plain, longer], (f"{longer}_{number}" for number in itertools.count(2)))

@@ -5,7 +5,16 @@ Rows are built as Arrow columns and streamed in batches bounded by bytes.
 
 from mm_assets.rows.base import TABLE_SOURCES, RowSource, TableSource, row_sources
 from mm_assets.rows.columns import RowStream
-from mm_assets.rows.schema import MULTIMODAL_SCHEMA, RESERVED_COLUMNS, DatasetSchema, Drop, MemberRules, UserColumn
+from mm_assets.rows.file_columns import with_source_columns
+from mm_assets.rows.schema import (
+    MULTIMODAL_SCHEMA,
+    RESERVED_COLUMNS,
+    SOURCE_SCHEMA,
+    DatasetSchema,
+    Drop,
+    MemberRules,
+    UserColumn,
+)
 from mm_assets.rows.source_ref import (
     SourceRef,
     build_source_ref,
@@ -18,6 +27,7 @@ from mm_assets.rows.source_ref import (
 __all__ = [
     "MULTIMODAL_SCHEMA",
     "RESERVED_COLUMNS",
+    "SOURCE_SCHEMA",
     "TABLE_SOURCES",
     "DatasetSchema",
     "Drop",
@@ -33,4 +43,5 @@ __all__ = [
     "row_sources",
     "to_pandas",
     "with_parsed_source_ref_columns",
+    "with_source_columns",
 ]

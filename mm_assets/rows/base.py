@@ -7,6 +7,7 @@ container and in `TABLE_SOURCES` for a table.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -17,9 +18,18 @@ from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.schema import DatasetSchema, MemberRules
 from mm_assets.sources.base import SOURCES, Source, detect
+from mm_assets.sources.samples import id_prefixes
 from mm_assets.storage.files import SourceFile
+from mm_assets.storage.listing import ShardKind
 
-__all__ = ["TABLE_SOURCES", "RowSource", "TableSource", "row_sources", "shard_suffixes", "source_formats"]
+__all__ = [
+    "TABLE_SOURCES",
+    "RowSource",
+    "TableSource",
+    "row_sources",
+    "shard_kinds",
+    "source_formats",
+]
 
 
 class RowSource(Protocol):
@@ -51,7 +61,7 @@ class RowSource(Protocol):
 
 
 class TableSource(RowSource, Protocol):
-    """One file that holds rows itself.
+    """One file that holds rows itself. It may have `MARKS` and `shards_in`, as a `Source` may.
 
     Args:
         file: the file, which stays open and belongs to the caller.
@@ -114,18 +124,19 @@ def source_formats(declared: str | None, *, where: object) -> Mapping[str, Any]:
     return {declared: found}
 
 
-def shard_suffixes(declared: str | None, *, where: object) -> tuple[str, ...]:
-    """Ends of the names that count as shards where a folder is given: those of containers, or of the declared format.
-
-    A name that may be a table's, such as that of a list beside its media, only counts where its format is declared.
-
-    Raises:
-        ConfigError: `declared` is not a source.
-    """
-    if declared is not None:
-        return tuple(suffix for found in source_formats(declared, where=where).values() for suffix in found.SUFFIXES)
+def shard_kinds(declared: str | None, *, where: object) -> Sequence[ShardKind]:
+    """The formats that shards in a folder may have; arguments and errors as `source_formats`."""
     of_tables = {suffix for table in TABLE_SOURCES.values() for suffix in table.SUFFIXES}
-    return tuple(suffix for found in SOURCES.values() for suffix in found.SUFFIXES if suffix not in of_tables)
+    return [
+        ShardKind(
+            name=name,
+            suffixes=found.SUFFIXES,
+            is_table=not of_tables.isdisjoint(found.SUFFIXES),
+            dataset=found if hasattr(found, "MARKS") else None,
+            files=getattr(found, "FILES", ()),
+        )
+        for name, found in source_formats(declared, where=where).items()
+    ]
 
 
 def row_sources(
@@ -149,5 +160,7 @@ def row_sources(
     tables: list[MemberRows | TableSource] = []
     for file in files:
         opened = (detect(file, formats) if declared is None else formats[declared])(file)
+        if isinstance(opened, ListingRows):
+            opened.prefix = posixpath.dirname(id_prefixes({file.url: opened.SUFFIXES}, shards)[file.url])
         (containers if hasattr(opened, "members") else tables).append(opened)
     return [MemberRows(containers, shards=shards), *tables] if containers else tables

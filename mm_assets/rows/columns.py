@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from mm_assets.rows.file_columns import with_source_columns
 from mm_assets.rows.schema import KEPT, MULTIMODAL_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.user_columns import UNFIT, Converter, converter
 from mm_assets.sources.text_members import ParsedObject
@@ -300,7 +301,7 @@ class Rejects:
 
 
 class RowStream:
-    """Row batches of one partition; iterate once, then ask for what did not become a row.
+    """Row batches of one partition, with the columns of `SOURCE_SCHEMA`; iterate once, then ask for the rejects.
 
     Attributes:
         counts: numbers of members, samples, rows, rejects and of each kind of repair, complete once iterated.
@@ -326,7 +327,7 @@ class RowStream:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
             self.counts["rows"] += batch.num_rows
-            yield batch
+            yield with_source_columns(batch)
         self.counts["rejects"] = self._rejects.count
         self._done = True
 

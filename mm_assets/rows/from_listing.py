@@ -1,21 +1,25 @@
-"""A list of files as a source: a Parquet or JSONL table with a row per item, beside the media that it names.
+"""A list of files as a source: a Parquet, JSONL or CSV table with a row per item, beside the media that it names.
 
 Columns: `sample_id`; `source_ref` or `path` (relative to the list's folder); and, if needed, `modality`, `position`,
-`text_content`, `metadata_json`; all further columns are user columns. A Parquet list may hold media itself, in cells
-that are items of their rows (see `mm_assets.sources.parquet`). The rows of a sample follow each other. The list is not
-trusted: its references must be in its folder or below an allowed prefix, and every row of it becomes a row or is named
-in the rejects.
+`text_content`, `metadata_json`; all further columns are user columns. A table without `sample_id` has a row per sample,
+whose files, text and id are in columns with the names that other tools give them. A Parquet list may hold media itself,
+in cells that are items of their rows (see `mm_assets.sources.arrow_rows`). The rows of a sample follow each other. The
+list is not trusted: its references must be in its folder or below an allowed prefix, and every row of it becomes a row
+or is named in the rejects.
 """
 
 from __future__ import annotations
 
 import codecs
+import csv
 import json
 import posixpath
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import Any, BinaryIO, ClassVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, groupby, islice
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,24 +31,20 @@ from mm_assets.rows.columns import MemberIndex, Origin, RowBuilder, RowStream, s
 from mm_assets.rows.schema import (
     METADATA_POSITION,
     MODALITIES,
-    RESERVED_COLUMNS,
+    MULTIMODAL_SCHEMA,
+    SOURCE_SCHEMA,
     DatasetSchema,
     MemberRules,
 )
 from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, is_reference, parse_source_ref, source_ref_of
+from mm_assets.sources.arrow_rows import cell_columns, json_rows
 from mm_assets.sources.base import Source
 from mm_assets.sources.compressed import content_name
 from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import MODALITY_OF_EXTENSION, Member, split_member_name
-from mm_assets.sources.parquet import (
-    PARQUET_ERRORS,
-    PARQUET_MAGIC,
-    ParquetSource,
-    cell_columns,
-    dump_values,
-    json_rows,
-)
+from mm_assets.sources.parquet import PARQUET_ERRORS, PARQUET_MAGIC, ParquetSource
+from mm_assets.sources.row_members import dump_values
 from mm_assets.sources.samples import modality_of
 from mm_assets.sources.text_members import BadTextError, ParsedObject, decode_text, parse_object, stored_text
 from mm_assets.storage.files import SourceFile
@@ -52,12 +52,22 @@ from mm_assets.summaries import counted
 
 __all__ = ["ListingRows"]
 
-_OWN = frozenset({"path"}) | RESERVED_COLUMNS
+_OWN = frozenset({"path", *MULTIMODAL_SCHEMA.names})
 _MEDIA_COLUMNS = frozenset({"bytes", "binary_content"}).union(
     *((extension, modality) for extension, modality in MODALITY_OF_EXTENSION.items() if modality != "text")
 )
 """Columns of plain bytes that are media: one of any other name may be a digest."""
 _JSON = "metadata_json"  # the column of a sample's JSON
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}  # of tables whose first row has the names of the columns
+_FILE_NAMES = ("file_name", "file_names")  # as Hugging Face's folders have them, also after a name and an underscore
+_FILES = (  # columns that name a file where no other of them does
+    *("path", "file", "file_path", "filepath", "filename", "image", "image_path", "audio", "audio_path"),
+    *("video", "video_path"),
+)
+_TEXTS = ("text_content", "text", "caption")
+_IDS = ("id", "key", "__key__")
+_OF_ITEMS = frozenset({"source_ref", "modality", "position"})  # a table with one of them has a row per item
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 BATCH_ROWS = 1024
 MAX_POSITION = 2**31 - 1  # positions are int32
 
@@ -75,11 +85,14 @@ def _lines(
     if head.startswith(PARQUET_MAGIC):
         yield from _values(source)
         return
-    wide = _wide_encoding(head)
+    wide = _wide_encoding(head, is_csv=_delimiter(source) is not None)
     foreign = None if wide else foreign_file(head)
     if foreign is not None and foreign.kind not in ("json", "text", "empty"):
         raise ShardError(source.url, foreign.as_not("a list of files"), byte_offset=0)
     limit = layout.max_text_bytes
+    if (delimiter := _delimiter(source)) is not None:
+        yield from _records(source, delimiter, wide, layout, encodings)
+        return
     with source.stream() as stream:
         for line in _split(stream, "\n".encode(wide or "utf-8"), limit):
             if line is None:
@@ -93,6 +106,175 @@ def _lines(
                     yield _row_of(text, note_repairs)
                 except BadTextError as error:
                     yield error
+
+
+def _delimiter(source: SourceFile) -> str | None:
+    return _DELIMITERS.get(posixpath.splitext(source.url.lower())[1])
+
+
+class _TextLines:
+    """The lines of a list as text, for a reader of CSV, whose records may have several.
+
+    A record that cannot be read is passed over to its last line: the one after which its quotes are paired.
+
+    Args:
+        lines: the lines, each with its end; None for one that is too long.
+        decode: makes a text of a line.
+        limit: bytes of the lines of one record.
+
+    Raises:
+        BadTextError: while iterating, the record is too long or in no encoding that counts; the next one can be read.
+    """
+
+    def __init__(self, lines: Iterator[bytes | None], decode: Callable[[bytes], str], limit: int) -> None:
+        self._lines = lines
+        self._decode = decode
+        self._limit = limit
+        self.begin_record()
+
+    def begin_record(self) -> None:
+        """Counts the lines from here on as those of another record."""
+        self._num_bytes = self._num_quotes = 0
+
+    def __iter__(self) -> _TextLines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._line(next(self._lines))
+        try:
+            if self._num_bytes > self._limit:
+                raise BadTextError("too_large", f"the row holds more than {self._limit} bytes")
+            return self._decode(line)
+        except BadTextError:
+            while self._num_quotes % 2 and (more := next(self._lines, b"")) != b"":
+                self._line(more)
+            raise
+
+    def _line(self, line: bytes | None) -> bytes:
+        self._num_bytes += self._limit + 1 if line is None else len(line)
+        self._num_quotes += 0 if line is None else line.count(b'"')
+        return line or b""
+
+
+def _records(
+    source: SourceFile, delimiter: str, wide: str | None, layout: MemberRules, encodings: Counter[str]
+) -> Iterator[Line]:
+    """The rows of a CSV table, without empty values; `ShardError` if its first row does not name the columns."""
+
+    def decode(line: bytes) -> str:
+        text, encoding = _decoded_line(line, wide, layout.encoding)
+        encodings.update(filter(None, [encoding]))
+        return text
+
+    limit = layout.max_text_bytes
+    csv.field_size_limit(max(csv.field_size_limit(), limit))  # which is one of the process
+    with source.stream() as stream:
+        lines = _TextLines(_split(stream, "\n".encode(wide or "utf-8"), limit), decode, limit)
+        reader = csv.reader(lines, delimiter=delimiter)
+        names: list[str] | None = None
+        while True:
+            lines.begin_record()
+            try:
+                fields = next(reader)
+                if names is not None and len(fields) > len(names):
+                    raise BadTextError("bad_csv", f"it has {len(fields)} values, the table has {len(names)} columns")
+            except StopIteration:
+                return
+            except (BadTextError, csv.Error) as error:
+                if names is None:
+                    raise ShardError(source.url, f"has no names of columns: {error}", byte_offset=0) from error
+                yield error if isinstance(error, BadTextError) else BadTextError("bad_csv", str(error))
+                continue
+            if names is None:
+                names = [name.strip() for name in fields]
+                if repeated := [name for name, number in Counter(filter(None, names)).items() if number > 1]:
+                    detail = f"has several columns {repeated[0]!r}, expected the names of the columns in its first row"
+                    raise ShardError(source.url, detail, byte_offset=0)
+            elif fields:
+                yield {name: value for name, value in zip(names, fields, strict=False) if name and value}
+
+
+def _with_numbers(row: Mapping[str, Any], columns: Collection[str]) -> Mapping[str, Any]:
+    """A row of CSV with the numbers that the texts of some columns are."""
+    numbers = {name: json.loads(text) for name, text in row.items() if name in columns and _is_number(text)}
+    return {**row, **numbers} if numbers else row
+
+
+def _is_number(text: object) -> bool:
+    return isinstance(text, str) and _NUMBER.fullmatch(text) is not None
+
+
+class _SampleColumns(NamedTuple):
+    """What the columns of a table with a row per sample are, by their names."""
+
+    sample_id: str | None
+    text: str | None
+    files: tuple[str, ...]
+
+
+@lru_cache(256)
+def _sample_columns(names: tuple[str, ...]) -> _SampleColumns:
+    by_name: dict[str, str] = {}
+    for name in names:
+        by_name.setdefault(name.lower(), name)  # LAION has URL and TEXT
+    files = [name for name in names if name in _FILE_NAMES or name.endswith(tuple(f"_{one}" for one in _FILE_NAMES))]
+    if not files:
+        candidates = [by_name[name] for name in _FILES if name in by_name] or [*filter(None, [by_name.get("url")])]
+        files = candidates if len(candidates) == 1 else [*filter(None, [by_name.get("path")])]
+    return _SampleColumns(
+        sample_id=next((by_name[name] for name in _IDS if name in by_name), None),
+        text=next((by_name[name] for name in _TEXTS if name in by_name), None),
+        files=tuple(files),
+    )
+
+
+def _item_rows(
+    row: Mapping[str, Any], unnamed: str, user_columns: Collection[str], *, prefix: str = ""
+) -> Sequence[Mapping[str, Any]]:
+    """The rows of a sample's items, as a list has them, of a row that is a whole sample; any other row as it is.
+
+    Args:
+        row: keys and values.
+        unnamed: id of a sample without one that has text alone.
+        user_columns: those that stay in each row, though they are its id, text or files.
+        prefix: what ids that follow from paths start with.
+    """
+    if not _OF_ITEMS.isdisjoint(row):
+        return [row]
+    columns = _sample_columns(tuple(row))
+    is_named = "sample_id" in row
+    if is_named and (not columns.files or "path" in row or "text_content" in row):
+        return [row]
+    files: list[Any] = []
+    for name in columns.files:
+        value = row[name]
+        files += value if isinstance(value, list) else [] if value is None else [value]
+    text = row[columns.text] if columns.text is not None and not is_named else None
+    if is_named:
+        sample_id = row["sample_id"]
+    elif columns.sample_id is not None:
+        sample_id = row[columns.sample_id]
+    else:
+        first = next((file for file in files if isinstance(file, str)), None)
+        stem = unnamed if first is None else _stem(first)
+        sample_id = (
+            None if first is None and text is None else stem if is_reference(stem) else posixpath.join(prefix, stem)
+        )
+    used = {"sample_id", *columns.files, *(() if is_named else (columns.text, columns.sample_id))}
+    rest = {name: value for name, value in row.items() if name not in used or name in user_columns}
+    rest["sample_id"] = sample_id
+    texts = [] if text is None else [{**rest, "text_content": text}]
+    return [*texts, *({**rest, "path": file} for file in files)] or [rest]
+
+
+def _stem(path: str) -> str:
+    return posixpath.splitext(path.partition("?")[0] if is_reference(path) else path)[0]
+
+
+def _media_columns(table: ParquetSource) -> tuple[list[str], list[str]]:
+    """The columns of a Parquet list that hold media, and those of bytes that are not read."""
+    media = [name for name, is_named in table.columns.items() if is_named or name in _MEDIA_COLUMNS]
+    return media, [name for name in table.columns if name not in media]
 
 
 def _values(source: SourceFile) -> Iterator[Mapping[str, Any]]:
@@ -109,13 +291,15 @@ def _values(source: SourceFile) -> Iterator[Mapping[str, Any]]:
         raise SourceError(source.url, f"is not a readable Parquet list: {first_line(error)}") from error
 
 
-def _wide_encoding(head: bytes) -> str | None:
-    """The UTF-16 or UTF-32 that a list is in, by its byte order mark or by its first characters, which are ASCII."""
+def _wide_encoding(head: bytes, *, is_csv: bool) -> str | None:
+    """The UTF-16 or UTF-32 that a list is in, by its byte order mark or, of JSON, by its first characters."""
     found: str = json.detect_encoding(head)
     if found.startswith("utf-8"):
         return None
     if found in ("utf-16", "utf-32"):  # with a mark, which only the first line has
         found += "-le" if head.startswith(codecs.BOM_UTF16_LE) else "-be"
+        if is_csv:
+            return found
     text = str(head, found, "replace").lstrip("\ufeff \t\r\n")
     return found if text.startswith(("{", "[")) else None  # NULs are in files of any kind
 
@@ -166,27 +350,55 @@ def _row_of(text: str, note_repairs: Callable[[ParsedObject], None]) -> Mapping[
     return parsed.value
 
 
-class ListingRows:
-    """The rows of a list of files; see `mm_assets.rows.base.TableSource`."""
+def _is_struct(key: str, value: object) -> bool:
+    """Whether a value is null or repeats `source_ref` as a struct: a row table of a dataset may serve as a list."""
+    if key not in SOURCE_SCHEMA.names:
+        return False
+    parts = {part.name for part in SOURCE_SCHEMA.field(key).type}
+    return value is None or (isinstance(value, Mapping) and value.keys() == parts)
 
-    SUFFIXES: ClassVar[tuple[str, ...]] = (".parquet", ".jsonl", ".ndjson")
+
+class ListingRows:
+    """The rows of a list of files; see `mm_assets.rows.base.TableSource`.
+
+    Attributes:
+        prefix: what ids that follow from paths start with: the path of the list's folder below that of all shards.
+    """
+
+    SUFFIXES: ClassVar[tuple[str, ...]] = (".parquet", ".jsonl", ".ndjson", *_DELIMITERS)
     sources: Sequence[Source] = ()
 
     def __init__(self, file: SourceFile) -> None:
         self.file = file
         self.folders = (file.url.rsplit("/", 1)[0] + "/",)
+        self.prefix = ""
 
     @classmethod
     def accepts(cls, head: bytes) -> bool:
-        """Whether the bytes are those of a Parquet file; JSON lines are determined by their name."""
+        """Whether the bytes are those of a Parquet file; JSON lines and CSV are determined by their name."""
         return head.startswith(PARQUET_MAGIC)
 
     def objects(self, *, layout: MemberRules) -> Iterator[Mapping[str, Any]]:
         """Each row of the list without the columns that the pipeline knows; see `TableSource`."""
-        known = _OWN.difference(layout.user_columns or ())
-        for line in _lines(self.file, layout, Counter(), lambda _: None):
-            if not isinstance(line, BadTextError):
-                yield {key: value for key, value in line.items() if key not in known}
+        declared = layout.user_columns or ()
+        known = _OWN.difference(declared)
+        is_parquet = self.accepts(self.file.read(0, min(len(PARQUET_MAGIC), self.file.size)))
+        holds_media = is_parquet and bool(_media_columns(ParquetSource(self.file))[0])
+        lines = _lines(self.file, layout, Counter(), lambda _: None)
+        rows: Iterator[Mapping[str, Any]] = (line for line in lines if not isinstance(line, BadTextError))
+        numeric: Collection[str] = ()
+        if not is_parquet and _delimiter(self.file) is not None:
+            first = list(islice(rows, BATCH_ROWS))
+            texts = {name for row in first for name, value in row.items() if not _is_number(value)}
+            numeric = {name for row in first for name in row} - texts
+            rows = chain(first, rows)
+        for row in rows:
+            item = row if holds_media else _item_rows(row, "", declared)[0]
+            yield {
+                key: value
+                for key, value in _with_numbers(item, numeric).items()
+                if key not in known and not _is_struct(key, value)
+            }
 
     def rows(
         self,
@@ -203,22 +415,49 @@ class ListingRows:
         filled on the row that has the value. `index` is not read, since a list has no members, and `grouped` changes
         nothing, since the list names its samples. A required column that is in no row raises `SourceError`.
         """
-        builder = _ListingBuilder(self.file, self.folders[0], layout, schema, batch_bytes)
+        builder = _ListingBuilder(self.file, self.folders[0], self.prefix, layout, schema, batch_bytes)
         return RowStream(builder.batches(), builder.rejects, builder.counts, builder.notes, builder.kept)
 
 
-_ListedItem = tuple[int, str, SourceRef, str | None, str, Mapping[str, Any]]
-"""Position, modality, locator, text, the name that shows the content type, list row."""
+class _ListedItem(NamedTuple):
+    """A row of the row table, before its order among those of its sample is known.
+
+    Attributes:
+        position: from 0.
+        modality: row modality.
+        ref: where its content is.
+        text: of a text row.
+        error: why a row of media has no content, as the list has it.
+        name: what shows the content type.
+        row: of the list.
+    """
+
+    position: int
+    modality: str
+    ref: SourceRef
+    text: str | None
+    error: str | None
+    name: str
+    row: Mapping[str, Any]
+
+
 _Cells = Sequence[Member]  # of a list row
 
 
 class _ListingBuilder(RowBuilder):
     def __init__(
-        self, source: SourceFile, folder: str, layout: MemberRules, schema: DatasetSchema, batch_bytes: int
+        self,
+        source: SourceFile,
+        folder: str,
+        prefix: str,
+        layout: MemberRules,
+        schema: DatasetSchema,
+        batch_bytes: int,
     ) -> None:
         super().__init__(layout, schema, batch_bytes)
         self.source = source
         self.folder = folder
+        self.prefix = prefix
         self.allowed = (folder, *layout.prefixes)
         self.modalities = MODALITIES.union(layout.extensions.values())
         self.known = _OWN.union(c.source for c, _ in self.user)
@@ -275,8 +514,7 @@ class _ListingBuilder(RowBuilder):
         """The list's rows, each with the media in it."""
         if ListingRows.accepts(self.source.read(0, min(len(PARQUET_MAGIC), self.source.size))):
             table = ParquetSource(self.source)
-            media = [name for name, is_named in table.columns.items() if is_named or name in _MEDIA_COLUMNS]
-            self.unread = [name for name in table.columns if name not in media]
+            media, self.unread = _media_columns(table)
             if media:
                 yield from table.listed(media)
                 return
@@ -284,16 +522,27 @@ class _ListingBuilder(RowBuilder):
             yield line, ()
 
     def _checked(self) -> Iterator[tuple[str, int, Mapping[str, Any], _Cells]]:
-        """The list's rows that name a sample, each after its sample's id and its number, from 0."""
+        """The list's rows that name a sample, one per item, each after its sample's id and its number, from 0."""
+        stem = posixpath.splitext(self.source.url.rpartition("/")[2])[0]
+        declared = self.layout.user_columns or ()
+        is_csv = _delimiter(self.source) is not None
+        numeric = {c.source for c, _ in self.user if c.type in ("int64", "double")} if is_csv else ()
         for number, (line, cells) in enumerate(self._lines()):
             self.counts["members"] += 1
             if isinstance(line, BadTextError):
                 self._reject(number, line.reason, line.detail)
-            elif (sample_id := sample_id_of(line.get("sample_id"))) is None:
-                self._reject(number, "no_sample_id", "its sample_id is neither text nor a whole number", line)
-            else:
-                self.missing -= line.keys()
-                yield sample_id, number, line, cells
+                continue
+            self.missing -= line.keys()
+            for row in [line] if cells else _item_rows(line, f"{stem}/{number:08d}", declared, prefix=self.prefix):
+                sample_id = sample_id_of(row.get("sample_id"))
+                if sample_id is None:
+                    detail = (
+                        "its sample_id is neither text nor a whole number, nor has it an id, a key, a text or the path "
+                        "of a file"
+                    )
+                    self._reject(number, "no_sample_id", detail, row)
+                else:
+                    yield sample_id, number, _with_numbers(row, numeric), cells
 
     def _sample(self, sample_id: str, entries: Sequence[tuple[int, Mapping[str, Any], _Cells]]) -> None:
         if sample_id in self.seen:
@@ -303,7 +552,7 @@ class _ListingBuilder(RowBuilder):
             return
         self.seen.add(sample_id)
         items: list[_ListedItem] = []
-        metadata: tuple[str | None, Mapping[str, Any]] | None = None
+        metadata: tuple[str | None, SourceRef, Mapping[str, Any]] | None = None
         places: set[tuple[int, str]] = set()
         for number, row, cells in entries:
             for part, cell in self._parts(row, cells):
@@ -314,7 +563,8 @@ class _ListingBuilder(RowBuilder):
                             raise BadTextError("bad_modality", "a row of metadata holds bytes, which are an item")
                         if metadata is not None:
                             raise BadTextError("second_metadata", "the sample has a metadata row already")
-                        metadata = metadata_json, part
+                        names_origin = part.get("source_ref") is not None
+                        metadata = metadata_json, self._origin(part) if names_origin else SourceRef(None), part
                         continue
                     item = self._item(part, cell, len(items))
                     if item[:2] in places:
@@ -325,32 +575,40 @@ class _ListingBuilder(RowBuilder):
                 places.add(item[:2])
                 items.append(item)
                 if metadata is None and metadata_json is not None:
-                    metadata = metadata_json, {}
+                    metadata = metadata_json, SourceRef(None), {}
         if not items and metadata is None:
             return
         self.counts["samples"] += 1
         self.origin = Origin(self.source.url, sample_id)
-        text, row = metadata if metadata is not None else (None, {})
+        text, ref, row = metadata if metadata is not None else (None, SourceRef(None), {})
         content_type = None if text is None else "application/json"
-        self.append(sample_id, METADATA_POSITION, "metadata", content_type=content_type, metadata_json=text)
+        self.append(
+            sample_id,
+            METADATA_POSITION,
+            "metadata",
+            content_type=content_type,
+            source_ref=_locator(ref),
+            metadata_json=text,
+        )
         self._fill(row)
-        for position, modality, ref, content, name, row in sorted(items, key=lambda item: item[0]):
-            declared = row.get("content_type")
-            guessed = (
-                content_type_of_name(content_name(name)) if name else ("text/plain" if modality == "text" else None)
-            )
+        for item in sorted(items, key=lambda item: item.position):
+            declared = item.row.get("content_type")
+            guessed = "text/plain" if item.modality == "text" else None
+            if item.name:
+                guessed = content_type_of_name(content_name(item.name))
             self.append(
                 sample_id,
-                position,
-                modality,
+                item.position,
+                item.modality,
                 content_type=declared if isinstance(declared, str) else guessed,
-                text=content,
-                source_ref=None if ref.path is None else ref.to_json(),
+                text=item.text,
+                source_ref=_locator(item.ref),
+                error=item.error,
             )
-            self._fill(row)
+            self._fill(item.row)
 
     def _fill(self, row: Mapping[str, Any]) -> None:
-        self.note_unknown(row.keys() - self.known)
+        self.note_unknown(key for key in row.keys() - self.known if not _is_struct(key, row[key]))
         self.fill_all(self.user, row)
 
     def _metadata(self, row: Mapping[str, Any]) -> str | None:
@@ -389,8 +647,11 @@ class _ListingBuilder(RowBuilder):
         text = row.get("text_content")
         if text is not None and not isinstance(text, str):
             raise BadTextError("bad_text", f"text_content is {type(text).__name__}, expected text")
+        error = row.get("materialize_error") if cell is None and text is None else None
+        if not isinstance(error, str) or not error:
+            error = None
         if cell is None:
-            ref = self._ref(row)
+            ref = self._ref(row) if text is None and error is None else self._origin(row)
             name = ref.member or ref.path or ""
         else:
             ref, name = SourceRef(path=self.source.url, member=cell.member), cell.member
@@ -405,7 +666,7 @@ class _ListingBuilder(RowBuilder):
         if (modality == "text") != (text is not None):
             detail = "a text row has its text in text_content, and only a text row"
             raise BadTextError("no_text" if modality == "text" else "bad_text", detail)
-        if modality != "text" and ref.path is None:
+        if modality != "text" and ref.path is None and error is None:
             raise BadTextError("no_source", "it names neither path nor source_ref, and holds no bytes")
         position = row.get("position")
         if position is None:
@@ -414,20 +675,29 @@ class _ListingBuilder(RowBuilder):
             position = int(position)  # pandas writes a column of integers as floats if some are missing
         if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= MAX_POSITION:
             raise BadTextError("bad_position", f"position is {position!r}, expected 0 to {MAX_POSITION}")
-        return position, modality, ref, text, name, row
+        return _ListedItem(position, modality, ref, text, error, name, row)
 
     def _modality(self, name: str) -> str:
         extension = split_member_name(name)[2]
         modality = modality_of(extension, self.layout.extensions)
         return "binary" if modality == "text" else modality  # its text is not in the list, and nothing reads it
 
+    def _origin(self, row: Mapping[str, Any]) -> SourceRef:
+        """The locator of a row whose content is not read from there: one that is not allowed has only the member."""
+        try:
+            return self._ref(row)
+        except BadTextError as error:
+            if error.reason != "outside":
+                raise
+        member = _given_ref(row).member
+        return SourceRef(None if member is None else self.source.url, member)
+
     def _ref(self, row: Mapping[str, Any]) -> SourceRef:
         path = row.get("path")
         if path is not None and not isinstance(path, str):
             raise BadTextError("bad_source", f"path is {type(path).__name__}, expected text")
         try:
-            given = row.get("source_ref")
-            ref = source_ref_of(given) if isinstance(given, dict) else parse_source_ref(given)
+            ref = _given_ref(row)
             if ref.path is None and path:
                 ref = source_ref_of({"path": path})
         except SourceError as error:
@@ -438,3 +708,12 @@ class _ListingBuilder(RowBuilder):
         if not is_allowed_reference(target, self.allowed):
             raise BadTextError("outside", f"{ref.path!a} is outside the list's folder and the allowed prefixes")
         return ref._replace(path=target)
+
+
+def _given_ref(row: Mapping[str, Any]) -> SourceRef:
+    given = row.get("source_ref")
+    return source_ref_of(given) if isinstance(given, dict) else parse_source_ref(given)
+
+
+def _locator(ref: SourceRef) -> str | None:
+    return None if ref.path is None else ref.to_json()

@@ -1,22 +1,25 @@
 """Samples as rows: one metadata row each, then a row per text and per media member, whose bytes are not read.
 
-Every member of the index is referenced by a row's `source_ref` or named in the rejects. A bad sample never affects its
-neighbours. JSON and text members are read in windows of bounded size; of a shard only the index is held in memory.
+The pages of a PDF are rows too, for which its words are read. Every member of the index is referenced by a row's
+`source_ref` or named in the rejects. A bad sample never affects its neighbours. JSON, text members and PDFs are read in
+windows of bounded size; of a shard only the index is held in memory.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from mm_assets.errors import MissingColumnError
 from mm_assets.media.content_types import content_type_of_name
+from mm_assets.media.pdf import MAX_BYTES as MAX_PDF_BYTES
 from mm_assets.rows.columns import MemberIndex, Origin, RowBuilder, RowStream, sample_id_of
 from mm_assets.rows.interleaved import interleaved_items, is_interleaved
 from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, MemberRules, UserColumn
@@ -24,12 +27,14 @@ from mm_assets.rows.source_ref import SourceRefWriter, build_source_ref
 from mm_assets.rows.user_columns import Converter, structural_keys
 from mm_assets.sources.base import Source, text_encoding
 from mm_assets.sources.compressed import content_name
+from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
     Sample,
     ShardMembers,
     id_prefixes,
-    is_metadata,
+    is_pdf_member,
+    is_text,
     metadata_member,
     modality_of,
     split_by_shard,
@@ -39,13 +44,14 @@ from mm_assets.sources.text_members import (
     ParsedObject,
     Read,
     TextMembers,
+    decode_pdf,
     decode_text,
     parse_object,
     with_charset,
 )
 from mm_assets.summaries import counted
 
-__all__ = ["MemberRows"]
+__all__ = ["MemberRows", "decode_member", "max_text_bytes"]
 
 MAX_ITEMS = 1 << 20  # entries of one sample's list: its rows are held together
 Texts = Mapping[int, Read]
@@ -57,13 +63,14 @@ class MemberRows:
     Args:
         sources: the containers.
         shards: the `shards` of the declaration, by which the containers of a group are labeled (see `id_prefixes`).
+        opens_pdfs: read PDFs; else each has the rows of one with two pages and some words.
     """
 
-    folders: tuple[str, ...] = ()
-
-    def __init__(self, sources: Sequence[Source], *, shards: str = "") -> None:
+    def __init__(self, sources: Sequence[Source], *, shards: str = "", opens_pdfs: bool = True) -> None:
         self.sources = sources
         self.shards = shards
+        self.opens_pdfs = opens_pdfs
+        self.folders = tuple(source.file.url for source in sources if source.file.url.endswith("/"))
 
     def rows(
         self,
@@ -80,9 +87,16 @@ class MemberRows:
         batch ends between samples, unless one sample fills many. A required column that is missing in every sample of
         a shard raises `MissingColumnError` while reading.
         """
-        suffixes = {source.file.url: source.SUFFIXES for source in self.sources} if grouped else {}
-        labels = id_prefixes(suffixes, self.shards)
-        builder = _Builder(self.sources, layout=layout, schema=schema, labels=labels, batch_bytes=batch_bytes)
+        labeled = (one for one in self.sources if grouped or one.file.url in self.folders)
+        labels = id_prefixes({source.file.url: source.SUFFIXES for source in labeled}, self.shards)
+        builder = _Builder(
+            self.sources,
+            layout=layout,
+            schema=schema,
+            labels=labels,
+            batch_bytes=batch_bytes,
+            opens_pdfs=self.opens_pdfs,
+        )
         return RowStream(builder.batches(index), builder.rejects, builder.counts, builder.notes, builder.kept)
 
 
@@ -109,12 +123,15 @@ class _Builder(RowBuilder):
         schema: DatasetSchema,
         labels: Mapping[str, str],
         batch_bytes: int,
+        opens_pdfs: bool,
     ) -> None:
         super().__init__(layout, schema, batch_bytes)
         self.sources = {source.file.url: source for source in sources}
         self.labels = labels
         self.first_of: dict[str, str] = {}  # key of the first sample of each id
         self.user_of = {rows: [u for u in self.user if u[0].rows == rows] for rows in ("metadata", "image", "text")}
+        self.pdf = schema.pdf
+        self.opens_pdfs = opens_pdfs
         self.known_keys = structural_keys(layout).union(c.source for c, _ in self.user)
         self._modality = lru_cache(maxsize=1024)(partial(modality_of, extensions=layout.extensions))
         self.required = {c.source for c, _ in self.user if c.required}
@@ -153,9 +170,9 @@ class _Builder(RowBuilder):
             TextMembers(
                 source,
                 members,
-                is_text=self._is_text,
-                max_bytes=self.layout.max_text_bytes,
-                decode=lambda _, payload: decode_text(payload, encoding),
+                is_text=partial(is_text, extensions=self.layout.extensions, pdf=self._reads_pdfs),
+                max_bytes=partial(max_text_bytes, layout=self.layout),
+                decode=partial(decode_member, layout=self.layout, encoding=encoding),
             )
         ) as texts:
             samples, set_aside = self._without_claimed(members, texts)
@@ -175,14 +192,15 @@ class _Builder(RowBuilder):
             detail = f"none of {num_samples} samples has the key {missing[0]!r}, which is a required column"
             raise MissingColumnError(members.shard, detail)
 
+    @property
+    def _reads_pdfs(self) -> bool:
+        return self.pdf != "binary" and self.opens_pdfs
+
     def _note_encodings(self, shard: _Shard) -> None:
         """Notes the texts that were not read as UTF-8."""
         for encoding, count in sorted(shard.encodings.items()):
             self.counts[f"encoding.{encoding}"] += count
             self.notes.append(f"{shard.members.shard}: {counted(count, 'text')} read as {encoding}")
-
-    def _is_text(self, member: Member) -> bool:
-        return self._modality(member.extension) == "text" or is_metadata(member)
 
     def _without_claimed(self, shard: ShardMembers, texts: TextMembers) -> tuple[list[Sample], list[Member]]:
         """Sets aside the members that have no JSON of their own and that another sample's tokens name.
@@ -265,7 +283,7 @@ class _Builder(RowBuilder):
                 return sample_id
             self.counts["missing_sample_ids"] += 1
         label = self.labels.get(sample.shard)
-        return sample.key if label is None else f"{label}/{sample.key}"
+        return f"{label}/{sample.key}" if label else sample.key
 
     def _metadata_row(
         self,
@@ -380,36 +398,82 @@ class _Builder(RowBuilder):
         json_member: Member | None,
         parsed: ParsedObject | None,
     ) -> None:
-        content: list[tuple[Member, str, str | None, str | None]] = []
+        content: list[tuple[Member, Sequence[_Content]]] = []
         metadata = metadata_member(sample.members)
         for member in sample.members:
             if member is metadata:
                 continue  # the metadata, or rejected already
             modality = self._modality(member.extension)
-            text: str | None = None
-            encoding: str | None = None
-            if modality == "text":
-                found = texts[member.ordinal]
-                if isinstance(found, BadTextError):
-                    self._reject_member(member, found.reason, found.detail, sample_id=sample_id)
-                    continue
-                text, encoding = found
-                if encoding is not None:
-                    shard.encodings[encoding] += 1
-            content.append((member, modality, text, encoding))
+            content_type = _content_type(member.extension)
+            found = texts.get(member.ordinal)
+            if self.pdf != "binary" and not self.opens_pdfs and is_pdf_member(member, self.layout.extensions):
+                content.append((member, _pdf_content(_TWO_PAGES, self.pdf)))
+            elif found is None:
+                content.append((member, (_Content(modality, content_type),)))
+            elif isinstance(found, BadTextError):
+                self._reject_member(member, found.reason, found.detail, sample_id=sample_id)
+            elif modality != "text":
+                content.append((member, _pdf_content(found.text, self.pdf)))
+            else:
+                if found.encoding is not None:
+                    shard.encodings[found.encoding] += 1
+                content_type = with_charset(content_type, found.encoding)
+                content.append((member, (_Content(modality, content_type, found.text),)))
         if not content and json_member is None:
             return  # every member is in the rejects
         json_encoding = None if parsed is None or json_member is None else _encoding(texts[json_member.ordinal])
         self._metadata_row(shard, sample_id, json_member, parsed, json_encoding)
-        for position, (member, modality, text, encoding) in enumerate(content):
-            self.append(
-                sample_id,
-                position,
-                modality,
-                content_type=with_charset(_content_type(member.extension), encoding),
-                text=text,
-                source_ref=_ref(shard, member),
-            )
+        start = 0
+        for member, rows in content:
+            for row in rows:
+                self.append(
+                    sample_id,
+                    start + (row.frame or 0),
+                    row.modality,
+                    content_type=row.content_type,
+                    text=row.text,
+                    source_ref=_ref(shard, member, row.frame),
+                )
+            start += (rows[-1].frame or 0) + 1
+
+
+_TWO_PAGES = '{"pages":[{"words":["a"],"lines":[0]},{"words":["b"],"lines":[0]}]}'
+
+
+class _Content(NamedTuple):
+    """A row of a member; `frame` is its page in a PDF."""
+
+    modality: str
+    content_type: str | None
+    text: str | None = None
+    frame: int | None = None
+
+
+def _pdf_content(layout: str, form: str) -> list[_Content]:
+    """The rows of a PDF with this layout: an image for each page, and its words; pages without words have no text."""
+    pages = json.loads(layout)["pages"]
+    rows: list[_Content] = []
+    if form == "document" and any(page["words"] for page in pages):
+        rows.append(_Content("text", "application/json", layout))
+    for number, page in enumerate(pages):
+        if form == "interleaved" and page["words"]:
+            ends = [*page["lines"][1:], len(page["words"])]
+            lines = (" ".join(page["words"][start:end]) for start, end in zip(page["lines"], ends, strict=True))
+            rows.append(_Content("text", "text/plain", "\n".join(lines), number))
+        rows.append(_Content("image", "image/png", None, number))
+    return rows
+
+
+def max_text_bytes(member: Member, layout: MemberRules) -> int:
+    """The largest text that a member may be, or the largest PDF."""
+    return MAX_PDF_BYTES if is_pdf_member(member, layout.extensions) else layout.max_text_bytes
+
+
+def decode_member(member: Member, payload: bytes, *, layout: MemberRules, encoding: str) -> Decoded:
+    """The text of a member, or the layout of a PDF; errors as of `decode_text` and `decode_pdf`."""
+    if is_pdf_member(member, layout.extensions):
+        return decode_pdf(payload, dpi=layout.pdf_dpi, max_bytes=layout.max_text_bytes)
+    return decode_text(payload, encoding)
 
 
 @lru_cache(maxsize=1024)

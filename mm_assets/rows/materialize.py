@@ -1,9 +1,9 @@
 """Rows get their bytes: `binary_content` filled, or `materialize_error` set, for every row of media.
 
-Each byte range is fetched once for all rows of a batch that share it, a multi-frame TIFF once for all its frames. A
-`source_ref` is followed only where the caller allows it. About `batch_bytes` of content and one item are held in
-memory. An error of one item is on its row, and only the policy "fail" raises it. A storage that fails while a member of
-an archive is read is not an error of the item: that raises under every policy.
+Each byte range is fetched once for all rows of a batch that share it, a multi-frame TIFF or a PDF once for all its
+frames or pages. A `source_ref` is followed only where the caller allows it. About `batch_bytes` of content and one item
+are held in memory. An error of one item is on its row, and only the policy "fail" raises it. A storage that fails while
+a member of an archive is read is not an error of the item: that raises under every policy.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.errors import ConfigError, MediaError, ShardReadError, SourceError
-from mm_assets.media.content_types import Buffer, sniff_content_type
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.pdf import DEFAULT_DPI, Frames, frames_of
 from mm_assets.rows.content_column import REMOTE_REQUESTS, ContentColumn
-from mm_assets.rows.source_ref import SourceRef, parse_source_ref, with_parsed_source_ref_columns
+from mm_assets.rows.file_columns import with_checksums
+from mm_assets.rows.source_ref import SourceRef, of_own_file, parse_source_ref, with_parsed_source_ref_columns
 from mm_assets.sources.base import Source, open_container
 from mm_assets.sources.compressed import decompress, is_compressed
 from mm_assets.sources.extract import MemberExtract, Shelf
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.urls import is_local
 
-if TYPE_CHECKING:
-    from mm_assets.media.tiff import TiffFrames
-
 __all__ = ["MaterializeStream"]
 
 MAX_ERROR = 1000  # characters of an error on a row
-_FRAME_OVERHEAD = 2048  # tags and tables that a frame of a TIFF repeats
+_FRAME_OVERHEAD = 2048  # tags and tables that a frame of a TIFF repeats; a page of a PDF may be any size
 _COUNTS = ("rows", "media_rows", "materialized", "errors", "frames", "content_bytes", "bytes_read")
 _WITHOUT_CONTENT = ("metadata", "text")
 
@@ -87,7 +86,7 @@ class _SharedItem:
 
     key: Hashable = None
     content: Buffer | SourceError = b""
-    frames: TiffFrames | None = None  # if it is a TIFF and a frame of it was requested
+    frames: Frames | None = None  # if a frame of it was requested, and it has frames
 
 
 class MaterializeStream:
@@ -95,9 +94,9 @@ class MaterializeStream:
 
     Media rows are those of any modality but metadata and text. A row's locator is read by range (offset and size), by
     one pass over its shard (a member without range), or whole (a path alone); with `frame_index` a TIFF gives that
-    frame as a TIFF of its own, anything else is given unchanged. A compressed member (``x.jpg.gz``) is decompressed.
-    `content_type` is then determined by the
-    bytes, where they determine it. Batches are split where their content fills one.
+    frame as a TIFF of its own and a PDF that page as PNG, anything else is given unchanged. A compressed member
+    (``x.jpg.gz``) is decompressed. `content_type` is then determined by the bytes, where they determine it, and
+    `source`, where there is such a column, gets it with the checksum. Batches are split where their content fills one.
 
     Args:
         batches: rows with the reserved columns, in order.
@@ -110,14 +109,16 @@ class MaterializeStream:
         batch_bytes: content of one yielded batch; a larger item is a batch of its own.
         threads: parallel reads of local files.
         max_content_bytes: a larger item is an error.
+        pdf_dpi: pixels per inch of the pages of PDFs.
 
     Attributes:
         counts: ``rows`` yielded, ``media_rows`` among those that came in, ``materialized`` and ``errors`` of these,
-            ``frames`` taken out of TIFFs, ``content_bytes`` yielded, ``bytes_read`` by range or whole. Complete once
-            iterated.
+            ``frames`` taken out of TIFFs and PDFs, ``content_bytes`` yielded, ``bytes_read`` by range or whole.
+            Complete once iterated.
 
     Raises:
         ConfigError: a number is not positive.
+        MissingExtraError: while iterating, a page of a PDF is requested, and the extra is not installed.
         ShardReadError: while iterating, the storage of an archive failed.
         SourceError: while iterating with `fail_on_error`, the content of a row could not be read.
     """
@@ -133,6 +134,7 @@ class MaterializeStream:
         batch_bytes: int = 16 << 20,
         threads: int = 2,
         max_content_bytes: int = 1 << 30,
+        pdf_dpi: int = DEFAULT_DPI,
     ) -> None:
         numbers = {"batch_bytes": batch_bytes, "threads": threads, "max_content_bytes": max_content_bytes}
         for name, number in numbers.items():
@@ -146,6 +148,7 @@ class MaterializeStream:
         self._batch_bytes = batch_bytes
         self._threads = threads
         self._max_content_bytes = max_content_bytes
+        self._pdf_dpi = pdf_dpi
         self._started = False
         self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
         self._extracts: dict[str, MemberExtract | SourceError] = {}
@@ -163,7 +166,7 @@ class MaterializeStream:
                     if batch is not None and batch.num_rows:
                         for filled in self._batch(batch, pool, following is None):
                             self._check(filled)
-                            yield filled
+                            yield with_checksums(filled)
             finally:
                 self._extracts.clear()  # which ends their passes over shards
 
@@ -356,12 +359,12 @@ class MaterializeStream:
         batch.uses[item.key] -= 1
         if isinstance(item.content, SourceError):
             raise item.content
-        if ref.frame_index is None or sniff_content_type(item.content) != "image/tiff":
+        if ref.frame_index is None:
             return item.content
         if item.frames is None:
-            from mm_assets.media.tiff import TiffFrames
-
-            item.frames = TiffFrames(item.content)
+            item.frames = frames_of(item.content, pdf_dpi=self._pdf_dpi)
+        if item.frames is None:
+            return item.content
         frame = item.frames.extract(ref.frame_index)
         self.counts["frames"] += 1
         return frame
@@ -435,6 +438,8 @@ def _locators(texts: Any) -> Iterator[SourceRef | SourceError]:
         found = map(SourceRef, *(parsed.column(name).to_pylist() for name in names))
     for ref in found:
         missing = isinstance(ref, SourceRef) and ref.path is None
+        if isinstance(ref, SourceRef):
+            ref = of_own_file(ref)
         yield SourceError("source_ref", "is missing or has no path, a media row needs one") if missing else ref
 
 

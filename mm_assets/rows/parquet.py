@@ -29,9 +29,10 @@ MAX_BATCH_ROWS = 1 << 16  # bounds the memory of repeated values that take a few
 MAX_VALUE = (1 << 31) - (1 << 16)  # a Parquet page states its size in an int32, and a value is within one page
 READ_BUFFER = 1 << 20  # bytes of a local column chunk that are read at a time; a chunk of media is a whole row group
 _ONE_READ = 1 << 20  # bytes of a remote table that is read whole
-_MEDIA_BATCH = 1  # values between two checks of the page size: pages of media stay near their 1 MiB
-_TEXT_BATCH = 1024
-_LONG_TEXT = frozenset({"text_content", "metadata_json", "source_ref", "member", "detail"})  # values rarely repeat
+_PAGE_BYTES = 1 << 20
+_BATCH_VALUES = 1024  # values between two checks of the page size, unless a chunk of the column ends before
+_UNIQUE = frozenset({"text_content", "metadata_json", "source_ref", "member", "detail"})  # values rarely repeat
+_UNIQUE |= {"source.offset", "source.size", "source.checksum", "source_member.member"}
 
 
 def row_bytes(batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
@@ -63,6 +64,8 @@ def _value_bytes(values: Any) -> Any:
         np.cumsum(np.broadcast_to(_value_bytes(items), len(items)), out=totals[1:])
         ends = np.cumsum(lengths)
         return totals[ends] - totals[ends - lengths]
+    if pa.types.is_struct(kind):
+        return sum(map(_value_bytes, values.flatten()))
     try:
         return max(kind.bit_width // 8, 1)
     except ValueError:
@@ -78,12 +81,32 @@ def _is_media(kind: Any) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _leaf_path(field: Any) -> str:
-    """The column of a field inside the file, where a list's items are its leaf."""
-    kind, path = field.type, field.name
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        path, kind = f"{path}.list.element", kind.value_type
-    return str(path)
+def _leaves(path: str, kind: Any) -> Iterator[str]:
+    """Yields the columns of a field inside the file: those of a list's items or of a struct's fields, or itself."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    elif pa.types.is_struct(kind):
+        for field in kind:
+            yield from _leaves(f"{path}.{field.name}", field.type)
+    else:
+        yield path
+
+
+def _pages(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Splits a column of text or bytes after the value with which a page reaches `_PAGE_BYTES`."""
+    pieces: list[Any] = []
+    used = 0  # bytes of the page that the next value belongs to
+    for chunk in column.chunks:
+        # As the writer counts: a value has 4 bytes for its length.
+        ends = np.cumsum(_value_bytes(chunk) + 4 * chunk.is_valid().to_numpy(zero_copy_only=False))
+        start = taken = 0
+        while start < len(chunk):
+            stop = min(int(np.searchsorted(ends, taken + _PAGE_BYTES - used)) + 1, len(chunk))
+            pieces.append(chunk.slice(start, stop - start))
+            used += int(ends[stop - 1]) - taken
+            used = 0 if used >= _PAGE_BYTES else used
+            taken, start = int(ends[stop - 1]), stop
+    return pa.chunked_array(pieces, column.type)
 
 
 class ParquetSink:
@@ -122,17 +145,18 @@ class ParquetSink:
         self._held_bytes = 0
         self._held_rows = 0
         self._num_rows = 0
-        media = {f.name for f in schema if _is_media(f.type)}
-        plain = [f for f in schema if f.name not in media]
+        leaves = {path: _is_media(field.type) for field in schema for path in _leaves(field.name, field.type)}
+        plain = [path for path, is_media in leaves.items() if not is_media]
         self._required = [i for i, f in enumerate(schema) if not f.nullable]
-        self._media = [i for i, f in enumerate(schema) if f.name in media]
+        self._media = [i for i, f in enumerate(schema) if _is_media(f.type)]
+        self._paged = {f.name for f in schema if _is_media(f.type) or (f.name in _UNIQUE and _is_variable(f.type))}
         self._writer = pq.ParquetWriter(
             path if file is None else file,
             schema,
-            compression={_leaf_path(f): "NONE" if f.name in media else compression.upper() for f in schema},
-            use_dictionary=[_leaf_path(f) for f in plain if f.name not in _LONG_TEXT] or False,
-            write_statistics=[_leaf_path(f) for f in plain] or False,
-            write_batch_size=_MEDIA_BATCH if media else _TEXT_BATCH,
+            compression={path: "NONE" if is_media else compression.upper() for path, is_media in leaves.items()},
+            use_dictionary=[path for path in plain if path not in _UNIQUE] or False,
+            write_statistics=plain or False,
+            write_batch_size=_BATCH_VALUES,
             use_compliant_nested_type=True,
         )
 
@@ -195,9 +219,12 @@ class ParquetSink:
         if not self._held_rows:
             return
         rows = pa.Table.from_batches(self._held, self._schema)
-        # Where pages end must not depend on how the rows came in batches, each of which begins with a check of the
-        # page size. Media are checked value by value; other rows come in one piece, which copies them.
-        self._writer.write_table(rows if self._media else rows.combine_chunks(), row_group_size=self._held_rows)
+        # Where pages end must not depend on how the rows came in batches, after each of which the writer checks the
+        # page size. So columns come in one piece, which copies them; media come in pieces of a page, without a copy.
+        paged = {name: _pages(rows.column(name)) for name in self._paged if self._media}
+        others = rows.select([name for name in rows.column_names if name not in paged]).combine_chunks()
+        columns = [paged[name] if name in paged else others.column(name) for name in rows.column_names]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=rows.schema), row_group_size=self._held_rows)
         self._held, self._held_bytes, self._held_rows = [], 0, 0
 
 

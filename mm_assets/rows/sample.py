@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from mm_assets.rows.base import RowSource
 from mm_assets.rows.from_members import MemberRows
-from mm_assets.rows.schema import DatasetSchema, MemberRules
+from mm_assets.rows.schema import DatasetSchema, MemberRules, PdfRows
 from mm_assets.sources.base import Source, index_members, text_encoding
 from mm_assets.sources.extract import Shelf
 from mm_assets.sources.member import Member, OnDamage, with_roles
@@ -160,8 +160,11 @@ def first_samples(
     grouped: bool = False,
     on_damaged_shard: OnDamage = "fail",
     rejects: list[pa.Table] | None = None,
+    pdf: PdfRows = "binary",
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the first samples of a file, without user columns; no more of it is read than they need.
+
+    PDFs are not opened: each has the rows of one with two pages and some words.
 
     Args:
         rows_of: the row source of the file.
@@ -172,6 +175,7 @@ def first_samples(
         grouped: as for `RowSource.rows`.
         on_damaged_shard: as for `Source.members`.
         rejects: takes what did not become a row meanwhile, of `REJECTS_SCHEMA`, once the rows are read.
+        pdf: what the rows of PDFs are.
 
     Raises:
         SourceError: while iterating: the start of the file cannot be read.
@@ -190,9 +194,9 @@ def first_samples(
                 sources.append(held.enter_context(closing(_HeldStart(source, start, layout, on_damaged_shard))))
                 index += index_members(sources[-1])
         if isinstance(rows_of, MemberRows):
-            rows_of = MemberRows(sources, shards=rows_of.shards)
+            rows_of = MemberRows(sources, shards=rows_of.shards, opens_pdfs=False)
         stream = rows_of.rows(
-            lambda: iter(index), layout=layout, schema=DatasetSchema(), grouped=grouped, batch_bytes=BATCH_BYTES
+            lambda: iter(index), layout=layout, schema=DatasetSchema(pdf=pdf), grouped=grouped, batch_bytes=BATCH_BYTES
         )
         if rejects is not None:
             held.callback(lambda: rejects.append(stream.rejects(so_far=True)))

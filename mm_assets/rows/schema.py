@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, ClassVar, NamedTuple
+from itertools import chain, count
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
@@ -41,14 +42,17 @@ __all__ = [
     "REJECTS_SCHEMA",
     "RESERVED_COLUMNS",
     "ROW_IDENTITY",
+    "SOURCE_SCHEMA",
     "UNDECODABLE_SCHEMA",
     "DatasetSchema",
     "Drop",
     "MemberRules",
+    "PdfRows",
     "Settings",
     "Text",
     "Texts",
     "UserColumn",
+    "free_name",
 ]
 
 
@@ -65,12 +69,35 @@ _COLUMNS: tuple[tuple[pa.Field, str], ...] = (
 )
 
 MULTIMODAL_SCHEMA: pa.Schema = pa.schema([field for field, _ in _COLUMNS])
-"""The reserved columns of every row table, in order (docs/pipeline.md, "Row schema")."""
+"""The first columns of every row table, in order (docs/pipeline.md, "Row schema"); each name is reserved."""
 
-COLUMN_DESCRIPTIONS: Mapping[str, str] = {field.name: description for field, description in _COLUMNS}
+_FILE = pa.struct(
+    [
+        ("uri", pa.string()),
+        ("offset", pa.int64()),
+        ("size", pa.int64()),
+        ("content_type", pa.string()),
+        ("checksum", pa.string()),
+        ("inline", pa.large_binary()),
+    ]
+)
+_MEMBER = pa.struct([("container", pa.string()), ("member", pa.string()), ("frame_index", pa.int32())])
+_SOURCE_COLUMNS: tuple[tuple[pa.Field, str], ...] = (
+    (pa.field("source", _FILE), "the bytes that source_ref locates, as a FILE of Parquet"),
+    (pa.field("source_member", _MEMBER), "the member and the frame that source_ref names"),
+)
+
+SOURCE_SCHEMA: pa.Schema = pa.schema([field for field, _ in _SOURCE_COLUMNS])
+"""The columns after those of `MULTIMODAL_SCHEMA` in the tables of a dataset: `source_ref` as structs.
+
+`source` has the fields of Parquet's logical type FILE, so that other programs find the bytes; `source_member` has what
+FILE has no field for. `mm_assets.rows.file_columns` makes them.
+"""
+
+COLUMN_DESCRIPTIONS: Mapping[str, str] = {field.name: text for field, text in (*_COLUMNS, *_SOURCE_COLUMNS)}
 """What each reserved column holds; not in the schema itself, which is part of the Parquet files."""
 
-RESERVED_COLUMNS: frozenset[str] = frozenset(MULTIMODAL_SCHEMA.names)
+RESERVED_COLUMNS: frozenset[str] = frozenset((*MULTIMODAL_SCHEMA.names, *SOURCE_SCHEMA.names))
 
 SIZE_COLUMN, CHECKSUM_COLUMN = "binary_content_size", "binary_content_crc32c"
 FILE_COLUMN = "mm_assets_file"
@@ -97,7 +124,7 @@ REJECTS_SCHEMA: pa.Schema = pa.schema(
 )
 """The entries that did not become a row, and why."""
 
-HARMLESS_REJECTS: frozenset[str] = frozenset({"directory", "device", "resource fork", "system file"})
+HARMLESS_REJECTS: frozenset[str] = frozenset({"directory", "device", "documentation", "resource fork", "system file"})
 """Reasons of rejects that cannot have been data: they have no content, or an operating system made them."""
 
 DROPPED_SCHEMA: pa.Schema = pa.schema(
@@ -176,6 +203,17 @@ class Drop(NamedTuple):
     detail: str | None = None
 
 
+def free_name(name: str, used: Collection[str]) -> str:
+    """Returns a column's name that is not used: itself, else ``user_<name>``, else that with a number.
+
+    Args:
+        name: the preferred one.
+        used: names in the form of `str.casefold`: SQL does not see the case of letters.
+    """
+    renamed = (f"user_{name}" if number == 1 else f"user_{name}_{number}" for number in count(1))
+    return next(free for free in chain([name], renamed) if free.casefold() not in used)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserColumn:
     """One column in addition to the reserved ones.
@@ -225,6 +263,10 @@ Texts = Annotated[
     tuple[Text, ...], Field(strict=False, json_schema_extra={"uniqueItems": True}), AfterValidator(_unique)
 ]
 """A list of different texts."""
+
+
+PdfRows = Literal["binary", "document", "interleaved"]
+"""What the rows of a PDF are: its bytes; its layout and an image per page; or a text and an image per page."""
 
 
 class Settings(BaseModel):
@@ -348,10 +390,21 @@ class MemberRules(Settings):
         "UTF-16 or UTF-32, or it is rejected (docs/pipeline.md). A declared UTF-16 or UTF-32 is that of all texts.",
         examples=["cp932"],
     )
+    pdf: Literal["auto", "binary", "document", "interleaved"] = Field(
+        default="auto",
+        description="What becomes of PDFs (docs/pipeline.md). `document`: an image per page, and the words and boxes "
+        "of all; `interleaved`: a text and an image per page; `binary`: their bytes. `auto`: pages, if most of the "
+        "sampled samples consist of a PDF, the extra `pdf` is installed, and `pack` does not ask for something else.",
+        examples=["document"],
+    )
+    pdf_dpi: int = Field(
+        default=150, ge=24, le=1200, description="Pixels per inch of the images of a PDF's pages.", examples=[200]
+    )
     max_text_bytes: int = Field(
         default=16 << 20,
         ge=1,
-        description="A larger JSON or text member is rejected as `too_large`; in bytes.",
+        description="A larger JSON or text member is rejected as `too_large`, and a PDF with more words and boxes as "
+        "`pdf_too_large`; in bytes.",
         examples=[1 << 20],
     )
 
@@ -369,12 +422,14 @@ class DatasetSchema:
         user_columns: columns of the row tables beside the reserved ones, in order.
         annotator_columns: columns that annotators add to the filtered rows, in order.
         pack: the pack plan as JSON (see `mm_assets.packing.pack.PackPlan`).
+        pdf: what the rows of PDFs are.
         evidence: what the decision rests on, as `schema.json` has it; no part of what is compared or digested.
     """
 
     user_columns: tuple[UserColumn, ...] = ()
     annotator_columns: tuple[UserColumn, ...] = ()
     pack: Mapping[str, Any] = field(default_factory=dict)
+    pdf: PdfRows = "binary"
     evidence: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     VERSION: ClassVar[int] = 1
@@ -388,7 +443,8 @@ class DatasetSchema:
 
     def row_schema(self) -> pa.Schema:
         """Columns of `rows` and `materialized_rows`: the reserved ones, then the user's."""
-        return pa.schema([*MULTIMODAL_SCHEMA, *(pa.field(c.name, c.arrow_type) for c in self.user_columns)])
+        user = (pa.field(column.name, column.arrow_type) for column in self.user_columns)
+        return pa.schema([*MULTIMODAL_SCHEMA, *SOURCE_SCHEMA, *user])
 
     def filtered_schema(self) -> pa.Schema:
         """Columns of `filtered_rows`: those of the rows, then the annotators'."""
@@ -401,11 +457,15 @@ class DatasetSchema:
             "user_columns": [c.to_json() for c in self.user_columns],
             "annotator_columns": [c.to_json() for c in self.annotator_columns],
             "pack": dict(self.pack),
+            **({} if self.pdf == "binary" else {"pdf": self.pdf}),  # as releases that knew no other
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], *, where: str) -> DatasetSchema:
         """Reads `schema.json` back.
+
+        A column of the user's that has the name of one in `SOURCE_SCHEMA`, which earlier releases did not have, gets
+        the name that it would have been given.
 
         Raises:
             SchemaMismatchError: `value` has another version or another shape.
@@ -413,14 +473,23 @@ class DatasetSchema:
         version = value.get("version")
         if version != cls.VERSION:
             raise SchemaMismatchError(f"{where}: version {version!r}, this release reads {cls.VERSION}")
+        pdf = value.get("pdf", "binary")
+        if pdf not in get_args(PdfRows):
+            raise SchemaMismatchError(f"{where}: pdf is {pdf!r}, expected one of {', '.join(get_args(PdfRows))}")
         try:
+            columns = [{**column} for column in value["user_columns"]]
+            for column in columns:
+                if column["name"].casefold() in SOURCE_SCHEMA.names:
+                    used = {*SOURCE_SCHEMA.names, *(other["name"].casefold() for other in columns)}
+                    column["name"] = free_name(column["name"], used)
             return cls(
-                user_columns=tuple(UserColumn(**c) for c in value["user_columns"]),
+                user_columns=tuple(UserColumn(**column) for column in columns),
                 annotator_columns=tuple(UserColumn(**c) for c in value["annotator_columns"]),
                 pack=dict(value["pack"]),
+                pdf=pdf,
                 evidence=dict(value.get("evidence") or {}),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SchemaMismatchError(f"{where}: not a dataset schema: {error}") from error
 
     @property

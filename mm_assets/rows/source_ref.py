@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError, first_line, optional_import
-from mm_assets.rows.schema import MULTIMODAL_SCHEMA
+from mm_assets.rows.schema import MULTIMODAL_SCHEMA, SOURCE_SCHEMA
+from mm_assets.sources.folder import file_url
 
 __all__ = [
     "SourceRef",
@@ -25,6 +26,7 @@ __all__ = [
     "from_pandas",
     "is_allowed_reference",
     "is_reference",
+    "of_own_file",
     "parse_source_ref",
     "source_ref_of",
     "to_pandas",
@@ -151,6 +153,18 @@ class SourceRefWriter:
         if byte_offset is None:
             return f'{self._head}{name},"byte_offset":null,"byte_size":null,"frame_index":{frame}}}'
         return f'{self._head}{name},"byte_offset":{byte_offset},"byte_size":{byte_size},"frame_index":{frame}}}'
+
+
+def of_own_file(ref: SourceRef) -> SourceRef:
+    """Returns the locator of the file that a member of a folder is; any other locator as it is.
+
+    A name that no locator may have, such as one with a backslash, is read by its folder.
+    """
+    folder, name = ref.path, ref.member
+    if folder is None or name is None or ref.byte_offset is not None or not folder.endswith("/"):
+        return ref
+    url = file_url(folder, name)
+    return ref._replace(path=url, member=None) if is_allowed_reference(url, (folder,)) else ref
 
 
 def parse_source_ref(value: str | None) -> SourceRef:
@@ -316,7 +330,9 @@ def to_pandas(table: pa.Table) -> Any:
 
 
 def from_pandas(frame: Any) -> pa.Table:
-    """A DataFrame as a table: reserved columns get the types and nullability of `MULTIMODAL_SCHEMA`.
+    """A DataFrame as a table: reserved columns get the types and nullability that they have in row tables.
+
+    A column `source` or `source_member` without structs is one of another program, and stays as it is.
 
     Args:
         frame: a result of `to_pandas`, or any DataFrame; missing values (None, NaN, NaT, NA) become null. Its
@@ -332,6 +348,8 @@ def from_pandas(frame: Any) -> pa.Table:
     for name in frame.columns:
         known = MULTIMODAL_SCHEMA.field(name) if name in MULTIMODAL_SCHEMA.names else None
         try:
+            if name in SOURCE_SCHEMA.names and pa.types.is_struct(pa.array(frame[name], from_pandas=True).type):
+                known = SOURCE_SCHEMA.field(name)
             values = pa.array(frame[name], type=None if known is None else known.type, from_pandas=True)
             if known is not None and values.type != known.type:
                 values = values.cast(known.type)

@@ -15,7 +15,7 @@ from typing import Any
 
 from mm_assets.errors import MissingColumnError
 from mm_assets.json_text import dump_json
-from mm_assets.rows.schema import QUERY_COLUMNS, RESERVED_COLUMNS, MemberRules, UserColumn
+from mm_assets.rows.schema import QUERY_COLUMNS, RESERVED_COLUMNS, MemberRules, UserColumn, free_name
 
 __all__ = ["UNFIT", "ColumnTally", "Converter", "column_name", "columns_of", "converter", "is_rare", "structural_keys"]
 
@@ -52,12 +52,7 @@ def column_name(key: str, taken: Iterable[str]) -> str | None:
     """
     if not _NAME.fullmatch(key) or len(key) > MAX_NAME:
         return None
-    used = {name.casefold() for name in (*RESERVED_COLUMNS, *QUERY_COLUMNS, *taken)}
-    name, number = key, 1
-    while name.casefold() in used:
-        name = f"user_{key}" if number == 1 else f"user_{key}_{number}"
-        number += 1
-    return name
+    return free_name(key, {name.casefold() for name in (*RESERVED_COLUMNS, *QUERY_COLUMNS, *taken)})
 
 
 def _scalar_kind(value: object) -> str:

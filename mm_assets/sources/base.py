@@ -15,14 +15,34 @@ from typing import ClassVar, Protocol, TypeVar
 import pyarrow as pa
 
 from mm_assets.errors import ShardError, SourceError
+from mm_assets.sources.arrow import ArrowSource
+from mm_assets.sources.energon import EnergonSource
+from mm_assets.sources.folder import FolderSource
+from mm_assets.sources.hdf5 import HDF5Source
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
+from mm_assets.sources.lance import LanceSource
+from mm_assets.sources.lerobot import LeRobotSource
+from mm_assets.sources.litdata import LitDataSource
+from mm_assets.sources.mcap import McapSource
+from mm_assets.sources.mds import MdsSource
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, OnDamage, ShardDamage, with_roles
 from mm_assets.sources.parquet import ParquetSource
 from mm_assets.sources.tar import TarSource
+from mm_assets.sources.zip import ZipSource
 from mm_assets.storage.files import SourceFile
 
-__all__ = ["SOURCES", "Source", "detect", "index_members", "missing_end", "open_container", "text_encoding"]
+__all__ = [
+    "MAX_SUFFIXES_IN_MESSAGE",
+    "SOURCES",
+    "Source",
+    "detect",
+    "index_members",
+    "missing_end",
+    "open_container",
+    "text_encoding",
+]
 
+MAX_SUFFIXES_IN_MESSAGE = 10  # of a format
 BATCH_MEMBERS = 16 << 10  # rows of one index batch: a few megabytes
 
 
@@ -33,6 +53,9 @@ class Source(Protocol):
     format marks the end of a container may have an attribute `missing_end`, and one whose texts are all in one encoding
     an attribute `text_encoding` (see the functions of these names). One whose format takes more than the first bytes to
     be known may have a class method ``confirms(file)``, which is asked too.
+
+    A format whose dataset is a folder with files that describe it has two class attributes, which the listing of shards
+    asks (see `mm_assets.storage.listing.FolderFormat`). It reads the files beside its own by `SourceFile.beside`.
 
     Args:
         file: the file, which stays open and belongs to the caller.
@@ -101,7 +124,20 @@ class Source(Protocol):
         """
 
 
-SOURCES: Mapping[str, type[Source]] = {"tar": TarSource, "parquet": ParquetSource}
+SOURCES: Mapping[str, type[Source]] = {
+    "tar": TarSource,
+    "energon": EnergonSource,
+    "zip": ZipSource,
+    "lerobot": LeRobotSource,
+    "parquet": ParquetSource,
+    "arrow": ArrowSource,
+    "lance": LanceSource,
+    "hdf5": HDF5Source,
+    "mcap": McapSource,
+    "mds": MdsSource,
+    "litdata": LitDataSource,
+    "folder": FolderSource,
+}
 """Every built-in format of container by its name in a declaration; the first that accepts a file reads it."""
 
 
@@ -118,20 +154,25 @@ _F = TypeVar("_F", bound=_Format)
 def detect(file: SourceFile, formats: Mapping[str, type[_F]], *, confirm: bool = True) -> type[_F]:
     """The format of a file: the first that accepts its first bytes, else the first whose suffix its name has.
 
-    Without `confirm` a format is not asked for more than that.
+    Of several that accept it, those whose suffix it has come first: the bytes of compressed shards are alike. A file
+    that others describe is first of all of a format whose dataset is a folder. Without `confirm` the last of several,
+    which is the most general, is not asked for more than that.
 
     Raises:
         ShardError: neither its bytes nor its name are those of a known format.
         SourceError: the storage failed.
     """
     head = file.read(0, min(HEAD_BYTES, file.size))
-    for found in formats.values():
-        if found.accepts(head) and (not confirm or _confirms(found, file)):
-            return found
-    for found in formats.values():
-        if file.url.lower().endswith(found.SUFFIXES) and (not confirm or _confirms(found, file)):
-            return found
-    known = "; ".join(f"{name} ({', '.join(found.SUFFIXES)})" for name, found in formats.items())
+    accepted = [found for found in formats.values() if found.accepts(head)]
+    named = [found for found in formats.values() if file.url.lower().endswith(found.SUFFIXES)]
+    accepted.sort(key=lambda found: (not (file.is_described and hasattr(found, "MARKS")), found not in named))
+    for candidates in (accepted, named):
+        for number, found in enumerate(candidates):
+            if (not confirm and number == len(candidates) - 1) or _confirms(found, file):
+                return found
+    known = "; ".join(
+        f"{name} ({', '.join(found.SUFFIXES[:MAX_SUFFIXES_IN_MESSAGE])})" for name, found in formats.items()
+    )
     foreign = foreign_file(head)
     if foreign is not None:
         raise ShardError(file.url, f"{foreign.as_not('a shard')}; expected {known}", byte_offset=0)

@@ -139,10 +139,9 @@ class MemberExtract:
         if last:
             for name in self._shelved - needed:
                 self._shelf.drop((self.url, name))
-        # A stream cannot go back, so what later rows may need is shelved; a seekable source is read when they come.
+        # A stream cannot go back, so what later rows may need is shelved. The pass over a seekable source goes on, and
+        # starts again for a name that it has passed.
         self._keep_all = not last and not self._seekable
-        if self._seekable:
-            self._start()
 
     def _start(self) -> None:
         """Begins a pass, whose first read opens the shard."""

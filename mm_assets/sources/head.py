@@ -17,6 +17,7 @@ HEAD_BYTES = 512  # of a file's start, by which its format is detected: a tar he
 
 _SHOWN = 40  # characters of a text that a message repeats
 _PACK_AGAIN = "unpack it and write its files as a tar"
+_AS_ZIP = "leave out `source`, or set it to zip"
 _DOWNLOAD = "download the shard again"
 
 
@@ -45,8 +46,8 @@ _MAGIC: tuple[tuple[bytes, ForeignFile], ...] = (
         (magic, ForeignFile("cpio", "a cpio archive", _PACK_AGAIN))
         for magic in (b"070707", b"070701", b"070702", b"\xc7\x71", b"\x71\xc7")
     ),
-    (b"PK\x03\x04", ForeignFile("zip", "a zip archive", _PACK_AGAIN)),
-    (b"PK\x05\x06", ForeignFile("zip", "a zip archive without files", _PACK_AGAIN)),
+    (b"PK\x03\x04", ForeignFile("zip", "a zip archive", _AS_ZIP)),
+    (b"PK\x05\x06", ForeignFile("zip", "a zip archive without files", _AS_ZIP)),
     (b"Rar!\x1a\x07", ForeignFile("rar", "a RAR archive", _PACK_AGAIN)),
     (b"7z\xbc\xaf\x27\x1c", ForeignFile("7z", "a 7z archive", _PACK_AGAIN)),
     (b"!<arch>\n", ForeignFile("ar", "an ar archive", _PACK_AGAIN)),

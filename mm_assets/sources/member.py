@@ -22,6 +22,7 @@ __all__ = [
     "ShardDamage",
     "compression_of_name",
     "escape_name",
+    "is_numbered",
     "name_parts",
     "named_member",
     "plain_name",
@@ -32,7 +33,7 @@ __all__ = [
     "with_roles",
 ]
 
-NUMBERED = "#"  # a role pattern: any whole number, as in x.0.png, x.1.png
+NUMBERED = "#"  # a role pattern: any whole number, as in x.0.png; ``left.#`` those of x.left.0.png
 
 OnDamage = Literal["fail", "salvage"]
 """Damage of a container: "fail" raises, "salvage" lists the damaged bytes as an entry and continues after them."""
@@ -139,9 +140,17 @@ def plain_name(name: str) -> str:
     return name
 
 
+def is_numbered(pattern: str) -> bool:
+    """Whether a role pattern is `NUMBERED`, alone or as the last of several parts."""
+    return pattern == NUMBERED or pattern.endswith("." + NUMBERED)
+
+
 def role_matches(role: str, pattern: str) -> bool:
-    """Whether a role is one of a pattern: ``*``, ``?`` and ``[abc]``, or `NUMBERED`."""
-    return bool(_DIGITS.fullmatch(role)) if pattern == NUMBERED else fnmatch.fnmatchcase(role, pattern)
+    """Whether a role is one of a pattern: ``*``, ``?`` and ``[abc]``, or `NUMBERED`, also as its last part."""
+    if is_numbered(pattern):
+        role, _, number = role.rpartition(".")
+        return bool(_DIGITS.fullmatch(number)) and fnmatch.fnmatchcase(role, pattern[:-2])
+    return fnmatch.fnmatchcase(role, pattern)
 
 
 def split_member_name(name: str, roles: Sequence[str] | None = None) -> tuple[str, str, str]:

@@ -22,6 +22,7 @@ __all__ = [
     "ShardMembers",
     "id_prefixes",
     "is_metadata",
+    "is_pdf_member",
     "is_text",
     "metadata_member",
     "modality_of",
@@ -54,9 +55,21 @@ def is_metadata(member: Member) -> bool:
     return member.extension == "json" and not member.role
 
 
-def is_text(member: Member, extensions: Mapping[str, str]) -> bool:
-    """Whether a member's content is read where rows are made: metadata and texts; `extensions` as for `modality_of`."""
-    return is_metadata(member) or modality_of(member.extension, extensions) == "text"
+def is_text(member: Member, extensions: Mapping[str, str], *, pdf: bool = False) -> bool:
+    """Whether a member's content is read where rows are made.
+
+    Args:
+        member: the member.
+        extensions: as for `modality_of`.
+        pdf: whether the words of PDFs are read, beside metadata and texts.
+    """
+    modality = modality_of(member.extension, extensions)
+    return is_metadata(member) or modality == "text" or (pdf and is_pdf_member(member, extensions))
+
+
+def is_pdf_member(member: Member, extensions: Mapping[str, str]) -> bool:
+    """Whether a member is a PDF by its name, unless `samples.extensions` says what such a name is."""
+    return member.extension == "pdf" and "pdf" not in extensions
 
 
 def metadata_member(members: Iterable[Member]) -> Member | None:

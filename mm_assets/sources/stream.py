@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
+import re
 import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, BinaryIO, ClassVar, cast
 
-from mm_assets.errors import optional_import
+import pyarrow as pa
+
+from mm_assets.errors import first_line, optional_import
 from mm_assets.sources.tar_header import BLOCK
 from mm_assets.storage.files import SourceFile
 
@@ -43,6 +47,7 @@ _BZIP2_BLOCKS = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")  # after the level: a b
 _XZ = b"\xfd7zXZ\0"
 
 MAX_XZ_MEMORY = 256 << 20  # bytes that the decoder may take: `xz -9` needs 65 MiB
+MAX_SNAPPY = 512 << 20  # bytes of a block, which is in memory as a whole
 RAW_CHUNK = 64 << 10  # compressed bytes of one read
 
 
@@ -207,6 +212,10 @@ def decompressed(raw: BinaryIO, compression: str) -> tuple[Any, tuple[type[Excep
         return _Concatenated(raw, bz2.BZ2Decompressor, "bzip2"), (EOFError, OSError)
     if compression == "xz":
         return _Concatenated(raw, _xz_decoder, "xz"), (EOFError, lzma.LZMAError)
+    if compression == "brotli":
+        return pa.CompressedInputStream(pa.PythonFile(raw, "r"), "brotli"), (OSError, pa.ArrowException)
+    if compression == "snappy":
+        return _SnappyBlock(raw), (EOFError,)
     with optional_import("zstandard", "a zstd shard"):
         import zstandard
 
@@ -215,6 +224,33 @@ def decompressed(raw: BinaryIO, compression: str) -> tuple[Any, tuple[type[Excep
         cast("BinaryIO", frames), read_across_frames=True, closefd=False
     )
     return _WholeFrames(stream, frames), (zstandard.ZstdError, EOFError)
+
+
+class _SnappyBlock:
+    """The content of a block of Snappy, which is decompressed as a whole."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._content: BinaryIO | None = None
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes, none only at the end; `EOFError` if the block is damaged or larger than `MAX_SNAPPY`."""
+        if self._content is None:
+            packed = self._raw.read(MAX_SNAPPY + 1)
+            number = re.match(rb"[\x80-\xff]{0,4}[\0-\x7f]", packed)  # the size, 7 bits per byte
+            content_size = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(number[0])) if number else 0
+            if max(content_size, len(packed)) > MAX_SNAPPY:
+                limit = f"at most {MAX_SNAPPY:,} are read of a file in Snappy"
+                raise EOFError(f"it holds {max(content_size, len(packed)):,} bytes, {limit}: compress it with zstd")
+            try:
+                self._content = io.BytesIO(pa.Codec("snappy").decompress(packed, content_size))
+            except (OSError, pa.ArrowException) as error:
+                raise EOFError(f"the block of Snappy is damaged: {first_line(error)}") from error
+        return self._content.read(size)
+
+    def close(self) -> None:
+        """Releases the content."""
+        self._content = None
 
 
 def _xz_decoder() -> lzma.LZMADecompressor:

@@ -1,4 +1,4 @@
-"""The text of JSON and text members, read ahead in windows of bounded size.
+"""The text of JSON and text members, and of PDFs, read ahead in windows of bounded size.
 
 Members with a range are read by merged ranges; those without (compressed shards, sparse members) are copied to a
 scratch file in one pass over the shard, because the members of one sample may be far apart.
@@ -7,12 +7,13 @@ scratch file in one pass over the shard, because the members of one sample may b
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
 from mm_assets.errors import SourceError, temporary_disk_named
 from mm_assets.json_text import parse_json, repair_json
+from mm_assets.media.pdf import PdfError, PdfPages
 from mm_assets.sources import encodings
 from mm_assets.sources.base import Source
 from mm_assets.sources.compressed import TooLargeError, decompress, is_compressed
@@ -26,6 +27,7 @@ __all__ = [
     "ParsedObject",
     "Read",
     "TextMembers",
+    "decode_pdf",
     "decode_text",
     "parse_object",
     "stored_text",
@@ -78,6 +80,24 @@ Read = Decoded | BadTextError
 CHARSET = "; charset="  # in a content type, before the encoding
 
 
+def decode_pdf(payload: bytes, *, dpi: int, max_bytes: int) -> Decoded:
+    """Returns the words and boxes of a PDF as JSON; see `mm_assets.media.pdf.PdfPages.layout`.
+
+    Args:
+        payload: the member's content.
+        dpi: pixels per inch, in which boxes are counted.
+        max_bytes: of the JSON.
+
+    Raises:
+        BadTextError: the PDF is encrypted, damaged or too large.
+        MissingExtraError: the extra is not installed.
+    """
+    try:
+        return Decoded(PdfPages(payload, dpi).layout(max_bytes=max_bytes), None)
+    except PdfError as error:
+        raise BadTextError(error.kind, error.reason) from error
+
+
 def with_charset(content_type: str | None, encoding: str | None) -> str | None:
     """The content type of a text that was read in an encoding other than UTF-8: ``text/plain; charset=cp932``."""
     return content_type if encoding is None else f"{content_type or 'text/plain'}{CHARSET}{encoding}"
@@ -106,7 +126,7 @@ class TextMembers:
         source: the shard.
         members: its grouped index.
         is_text: which members are read.
-        max_bytes: larger members are refused.
+        max_bytes: the largest content of a member; one that is larger is refused.
         decode: makes the text of a member out of its content; `BadTextError` if it is none.
     """
 
@@ -116,20 +136,20 @@ class TextMembers:
         members: ShardMembers,
         *,
         is_text: Callable[[Member], bool],
-        max_bytes: int,
+        max_bytes: Callable[[Member], int],
         decode: Callable[[Member, bytes], Decoded],
     ) -> None:
         self._decode = decode
         self._source = source
         self._is_text = is_text
-        self._max_bytes = min(max_bytes, MAX_TEXT)
+        self._limit = max_bytes
         self._spool: IO[bytes] | None = None
         self._spooled: dict[int, tuple[int, int]] = {}  # ordinal -> position and size in the scratch file
         loose = {
-            m.ordinal
+            m.ordinal: m.byte_size
             for sample in members.samples
             for m in sample.members
-            if m.byte_offset is None and is_text(m) and m.byte_size <= self._max_bytes
+            if m.byte_offset is None and is_text(m) and m.byte_size <= self._max_bytes(m)
         }
         if loose:
             damaged = any((m.skip_reason or "").startswith("damaged") for m in members.skipped)
@@ -139,13 +159,16 @@ class TextMembers:
                 self.close()
                 raise
 
-    def _fill_spool(self, ordinals: set[int], *, salvage: bool) -> None:
+    def _max_bytes(self, member: Member) -> int:
+        return min(self._limit(member), MAX_TEXT)
+
+    def _fill_spool(self, sizes: Mapping[int, int], *, salvage: bool) -> None:
         with temporary_disk_named():
             self._spool = tempfile.TemporaryFile(prefix="mm-assets-text-")  # noqa: SIM115 - closed by `close`
         at = 0
         payloads = self._source.payloads(
-            wanted=lambda m: m.ordinal in ordinals,
-            max_bytes=self._max_bytes,
+            wanted=lambda m: m.ordinal in sizes,
+            max_bytes=max(sizes.values()),
             on_damaged_shard="salvage" if salvage else "fail",
         )
         for member, payload in payloads:
@@ -154,7 +177,7 @@ class TextMembers:
                 self._spool.flush()
             self._spooled[member.ordinal] = at, len(payload)
             at += len(payload)
-            if len(self._spooled) == len(ordinals):
+            if len(self._spooled) == len(sizes):
                 break  # the index may hold the start of the shard only
 
     def windows(self, samples: Iterable[Sample]) -> Iterator[Iterator[tuple[Sample, dict[int, Read]]]]:
@@ -171,7 +194,7 @@ class TextMembers:
         size = 0
         for sample in samples:
             texts = [member for member in sample.members if self._is_text(member)]
-            more = sum(m.byte_size for m in texts if m.byte_size <= self._max_bytes) if texts else 0
+            more = sum(m.byte_size for m in texts if m.byte_size <= self._max_bytes(m)) if texts else 0
             if window and (size + more > WINDOW_BYTES or len(window) >= WINDOW_SAMPLES):
                 yield window
                 window, size = [], 0
@@ -204,9 +227,10 @@ class TextMembers:
         for _, members in window:
             held = 0
             for member in members:
-                held += member.byte_size if member.byte_size <= self._max_bytes else 0
+                limit = self._max_bytes(member)
+                held += member.byte_size if member.byte_size <= limit else 0
                 # An empty range is not a valid request to an object store.
-                if member.byte_offset is not None and 0 < member.byte_size <= self._max_bytes and held <= MAX_TEXT:
+                if member.byte_offset is not None and 0 < member.byte_size <= limit and held <= MAX_TEXT:
                     wanted[member.ordinal] = len(ranges)
                     ranges.append((member.byte_offset, member.byte_size))
         read = self._source.file.read_ranges(ranges, max_gap=MAX_GAP)
@@ -214,7 +238,7 @@ class TextMembers:
         def payload(member: Member) -> bytes | memoryview:
             if member.ordinal in wanted:
                 return read[wanted[member.ordinal]]
-            loose = member.byte_offset is None and 0 < member.byte_size <= self._max_bytes
+            loose = member.byte_offset is None and 0 < member.byte_size <= self._max_bytes(member)
             return self._from_spool(member) if loose else b""
 
         return [(sample, [(member, payload(member)) for member in members]) for sample, members in window]
@@ -225,13 +249,13 @@ class TextMembers:
         Raises:
             BadTextError: it is too large, or cannot be decompressed.
         """
-        if member.byte_size > self._max_bytes or len(payload) < member.byte_size:
-            allowed = min(self._max_bytes, MAX_TEXT)
-            raise BadTextError("too_large", f"holds {member.byte_size} bytes of text, allowed are {allowed}")
+        allowed = self._max_bytes(member)
+        if member.byte_size > allowed or len(payload) < member.byte_size:
+            raise BadTextError("too_large", f"holds {member.byte_size} bytes, allowed are {allowed}")
         if not is_compressed(member.member):
             return bytes(payload)
         try:
-            return decompress(payload, member.member, self._max_bytes)
+            return decompress(payload, member.member, allowed)
         except SourceError as error:
             if isinstance(error, TooLargeError):
                 raise BadTextError("too_large", error.detail) from error

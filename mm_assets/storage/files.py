@@ -16,13 +16,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 import fsspec
 
-from mm_assets.errors import SourceError, full_disk_named
-from mm_assets.storage.listing import ShardFile, describe_file
+from mm_assets.errors import SourceError, full_disk_named, temporary_disk_named
+from mm_assets.storage.listing import ShardFile, describe_file, describe_folder
 from mm_assets.storage.ranges import MAX_GAP, merge_ranges, slice_ranges
-from mm_assets.storage.urls import Options, filesystem, protocols, reason, split_signature, storage_errors
+from mm_assets.storage.urls import (
+    Options,
+    filesystem,
+    is_local,
+    is_web,
+    protocols,
+    reason,
+    split_signature,
+    storage_errors,
+    without_query,
+)
 
 __all__ = ["SourceFile"]
 
@@ -37,8 +48,10 @@ class ShortFileError(SourceError):
 class SourceFile:
     """A local or remote file, read by ranges. Safe to share between threads, and with forked children.
 
+    A folder is a file with the content of `describe_folder`, as the folder was when it was opened.
+
     Args:
-        url: path or fsspec URL.
+        url: path or fsspec URL; that of a folder ends with a slash.
         storage_options: arguments for the file system.
 
     Attributes:
@@ -47,6 +60,7 @@ class SourceFile:
         size: bytes.
         fingerprint: as in `ShardFile`, when the file was opened.
         modified: likewise.
+        is_described: whether other files describe it (see `ShardFile.described_by`), if the caller has set it.
         before_reads: called before each read of a `stream`; it may wait, and so pauses who reads the stream.
 
     Raises:
@@ -54,7 +68,7 @@ class SourceFile:
     """
 
     def __init__(self, url: str, storage_options: Options | None = None) -> None:
-        described = describe_file(url, storage_options)
+        described, listing = _described(url, storage_options)
         self.url = described.url
         self.size = described.size
         self.fingerprint = described.fingerprint
@@ -63,10 +77,16 @@ class SourceFile:
         # Some file systems leave out the host in the URL that they make from a path.
         self.location = described.url if "file" in protocols(self._fs) else url
         self._options = storage_options
+        self.is_described = False
         self.before_reads: Callable[[], object] | None = None
         self._process = os.getpid()
         self._fd = -1
-        if "file" in protocols(self._fs):
+        if listing is not None:
+            with temporary_disk_named(), tempfile.TemporaryFile(prefix="mm-assets-") as copy:
+                copy.write(listing)
+                copy.flush()
+                self._hold(os.dup(copy.fileno()))
+        elif "file" in protocols(self._fs):
             try:
                 # Without O_NONBLOCK, a pipe without a writer, which an unpacked archive may have left, waits for ever.
                 fd = os.open(self._path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -132,9 +152,38 @@ class SourceFile:
             [split_signature(self.location)[0], _endpoint(self._options or {}), self.fingerprint, self.modified]
         )
 
+    @property
+    def storage_options(self) -> Options | None:
+        """The arguments for the file system, which may hold secrets."""
+        return self._options
+
+    def beside(self, name: str) -> SourceFile:
+        """Opens a file by its name relative to the folder of this one, with the same storage options.
+
+        Args:
+            name: of the file, without escapes; it may have folders and ``..``, which are joined and normalized.
+
+        Raises:
+            SourceError: the name is empty, absolute or leads out of the storage, or the file is not there or may not
+                be read.
+        """
+        place = without_query(split_signature(self.location)[0])
+        scheme, colon, rest = ("", "", place) if is_local(place) else place.partition("://")
+        host, _, path = rest.partition("/")
+        parts = path.split("/")[:-1]
+        for part in (quote(name) if is_web(place) else name).split("/"):
+            if part == ".." and parts:
+                parts.pop()
+            elif part == ".." or not name or name.startswith("/") or "\0" in name:
+                detail = f"names a file {name!r}, expected a path relative to its folder that stays in its storage"
+                raise SourceError(self.url, detail)
+            elif part not in ("", "."):
+                parts.append(part)
+        return SourceFile(f"{scheme}{colon}{host}/{'/'.join(parts)}", self._options)
+
     def now(self) -> ShardFile:
         """The file as the storage describes it now; `SourceError` if it is gone or may not be read."""
-        return describe_file(self.location, self._options)
+        return _described(self.location, self._options)[0]
 
     def has_changed(self) -> bool:
         """Whether the file was replaced or changed since it was opened; costs a request; errors as `now`."""
@@ -289,6 +338,11 @@ class SourceFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _described(url: str, options: Options | None) -> tuple[ShardFile, bytes | None]:
+    """A file, or a folder and its content; errors as `describe_file` and `describe_folder`."""
+    return describe_folder(url, options) if url.endswith("/") else (describe_file(url, options), None)
 
 
 def _endpoint(options: Options) -> dict[str, str]:

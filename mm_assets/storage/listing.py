@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from fnmatch import fnmatchcase, translate
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import fsspec
 
 from mm_assets.errors import SourceError
-from mm_assets.storage.search import FileSearch
-from mm_assets.storage.urls import NO_SIZE, Options, filesystem, protocols, public_url, storage_errors
+from mm_assets.storage.search import FileSearch, Info
+from mm_assets.storage.urls import NO_SIZE, Options, filesystem, protocols, public_url, storage_errors, without_query
+from mm_assets.summaries import counted
 
-__all__ = ["UNMARKED", "Listing", "ShardFile", "describe_file", "expand_shards"]
+__all__ = [
+    "FOLDER_MAGIC",
+    "UNMARKED",
+    "FolderFiles",
+    "FolderFormat",
+    "Listing",
+    "ShardFile",
+    "ShardKind",
+    "describe_file",
+    "describe_folder",
+    "description_of",
+    "expand_shards",
+]
 
 _NO_TAG = re.compile(r"[^A-Za-z0-9._:+-]+")
+FOLDER_MAGIC = b"mm-assets listing of a folder\n"  # starts the content of a shard that is a folder
 UNMARKED = "unmarked"  # ends the fingerprint of a file whose storage does not report changes
 
 
@@ -29,7 +48,8 @@ class ShardFile:
     Attributes:
         url: absolute path or URL.
         size: bytes.
-        fingerprint: changes whenever the content does: the object's ETag, or size and modification time.
+        fingerprint: changes whenever the content does: the object's ETag, or size and modification time; then, of a
+            shard that other files describe, ``;`` and a digest of theirs.
         modified: seconds since 1970, or None where the storage does not report it.
         times: of a local file ``<modified>-<changed>``: the times of the last change of its content and of its
             description (name, rights, links), in nanoseconds since 1970. None of any other file.
@@ -44,7 +64,81 @@ class ShardFile:
     def is_of(self, fingerprint: str) -> bool:
         """Whether this is the description of a file that has this fingerprint by its size and time, or its ETag."""
         modified = None if self.times is None else self.times.partition("-")[0]
-        return fingerprint in (self.fingerprint, f"{self.size}-{modified}")
+        return fingerprint in (self.fingerprint, self.fingerprint.partition(";")[0], f"{self.size}-{modified}")
+
+    def described_by(self, files: Iterable[ShardFile]) -> ShardFile:
+        """Returns the shard with a fingerprint that also changes with those of the files that describe it."""
+        others = sorted((file.url, file.fingerprint) for file in files)
+        digest = hashlib.sha256("\n".join(map("\t".join, others)).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        return replace(self, fingerprint=f"{self.fingerprint.partition(';')[0]};{digest}")
+
+
+def description_of(fingerprint: str) -> str:
+    """Returns the digest of the files that describe a shard in its fingerprint; of most shards it is empty."""
+    return fingerprint.partition(";")[2].partition("-")[0]
+
+
+class FolderFiles(list[ShardFile]):
+    """All files below a folder, sorted by URL.
+
+    Args:
+        files: their descriptions.
+        fs: the file system that they are in.
+    """
+
+    def __init__(self, files: Iterable[ShardFile], fs: fsspec.AbstractFileSystem) -> None:
+        super().__init__(files)
+        self._fs = fs
+
+    def read(self, file: ShardFile) -> bytes:
+        """Returns the content of one of them.
+
+        Raises:
+            SourceError: it may not be read.
+        """
+        with storage_errors(file.url, "cannot be read"):
+            content: bytes = self._fs.cat_file(file.url)
+        return content
+
+
+class FolderFormat(Protocol):
+    """A format whose dataset is a folder, with files that describe it.
+
+    Attributes:
+        MARKS: paths below the folder that show the format, as patterns of `fnmatch`: ``("meta/info.json",)``.
+    """
+
+    MARKS: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def shards_in(cls, files: FolderFiles) -> Sequence[ShardFile] | None:
+        """Returns the shards among all files below a folder that has a mark; None if it is of another format.
+
+        Each shard is `ShardFile.described_by` the files that describe it, so that a change of either makes its
+        partition pending.
+
+        Args:
+            files: marks and hidden files included.
+        """
+
+
+class ShardKind(NamedTuple):
+    """Which files of a folder are shards of a format.
+
+    Attributes:
+        name: of the format in a declaration.
+        suffixes: ends of a shard's name, in lower case.
+        is_table: its shards hold rows, which may describe other files; those of any other format hold all of a sample.
+        dataset: the format if its dataset is a folder.
+        files: ends of the names of plain files, in lower case: where nothing is a shard, each folder with such a file
+            is one.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    is_table: bool = False
+    dataset: type[FolderFormat] | None = None
+    files: tuple[str, ...] = ()
 
 
 def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any]) -> ShardFile:
@@ -66,7 +160,9 @@ def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any])
     seconds: float | None = None
     if isinstance(modified, datetime | int | float):
         seconds = modified.timestamp() if isinstance(modified, datetime) else float(modified)
-    tag = info.get("ETag") or next((info[k] for k in ("etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), None)
+    tag = info.get("ETag") or next(
+        (info[k] for k in ("etag", "md5Hash", "content_md5", "crc32c", "blob_id") if info.get(k)), None
+    )
     if tag is None:  # a listing and a single file may give the same time in two types
         tag = modified if seconds is None else seconds
     tag = _NO_TAG.sub("", UNMARKED if tag is None else str(tag))
@@ -87,6 +183,36 @@ def describe_file(url: str, storage_options: Options | None = None) -> ShardFile
         return _describe(fs, path, info)
 
 
+def describe_folder(url: str, storage_options: Options | None = None) -> tuple[ShardFile, bytes]:
+    """A folder of plain files as a shard, and its content: a listing of the files directly in it.
+
+    After `FOLDER_MAGIC` each line is a JSON list of a file's name, size and fingerprint, sorted by name. The folder's
+    fingerprint follows from the listing alone.
+
+    Raises:
+        SourceError: the folder may not be listed.
+    """
+    fs, path = filesystem(url, storage_options)
+    search = FileSearch(fs, (), ())
+    with storage_errors(url, "cannot be listed"):
+        files = search.files_in(path.rstrip("/"))
+        if not files and not fs.isdir(path):
+            raise SourceError(url, "is not a folder with files")
+        return _folder_shard(search, path.rstrip("/"), files)
+
+
+def _folder_shard(search: FileSearch, folder: str, files: Mapping[str, Info]) -> tuple[ShardFile, bytes]:
+    entries = []
+    modified: float | None = None
+    for place, file in _described(search, {place: files[place] for place in sorted(files) if place[-1] != "/"}):
+        entries.append(json.dumps([search.name_of(place).rpartition("/")[2], file.size, file.fingerprint]))
+        modified = max(filter(None, (modified, file.modified)), default=None)
+    content = FOLDER_MAGIC + "".join(f"{entry}\n" for entry in entries).encode()
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    url = public_url(search.fs, folder).rstrip("/") + "/"
+    return ShardFile(url=url, size=len(content), fingerprint=f"{len(content)}-{digest}", modified=modified), content
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """What a path, a pattern or a list in braces names.
@@ -95,42 +221,161 @@ class Listing:
         shards: sorted by URL.
         skipped: a sentence for each name that is not used, with its place and why.
         folder: URL of the folder that holds them all, with a slash at its end: of a pattern, the one before it.
+        in_datasets: URLs of the shards of a `FolderFormat`, whose names are unique in their dataset's folder alone.
     """
 
     shards: tuple[ShardFile, ...]
     skipped: tuple[str, ...] = ()
     folder: str
+    in_datasets: frozenset[str] = frozenset()
 
 
 def expand_shards(
-    pattern: str, storage_options: Options | None = None, *, suffixes: tuple[str, ...], known: Iterable[str] = ()
+    pattern: str,
+    storage_options: Options | None = None,
+    *,
+    kinds: Sequence[ShardKind],
+    known: Iterable[str] = (),
 ) -> Listing:
     """Lists the shards that a path or URL names, without hidden files.
 
-    What exists is used as it is: a file, or a folder for all files below it whose names end as a shard's. Only
-    otherwise are braces expanded, and then ``*``, ``?`` (but not in a URL that HTTP reads) and ``[...]`` matched.
-    Local links are followed, and each folder is listed once.
+    What exists is used as it is: a file, or a folder for the shards below it. Only otherwise are braces expanded, and
+    then ``*``, ``?`` (but not in a URL that HTTP reads) and ``[...]`` matched. Local links are followed, and each
+    folder is listed once.
+
+    Where nothing is a shard, each folder of plain files is one, whose URL ends with a slash. Files below a folder with
+    the marks of a format are that format's alone; of folders in each other with marks the outer one decides. The other
+    shards are of one kind: that of shards that are known, else containers before tables, and of several kinds the one
+    with most files. A table beside a shard of the same name describes it.
 
     Args:
         pattern: a path or URL.
         storage_options: arguments for the file system.
-        suffixes: ends of a shard's name, in lower case.
+        kinds: the formats that a shard may have. A name is of the first kind that has its suffix.
         known: URLs that were listed before; of very many an object store is asked faster.
 
     Raises:
         SourceError: the storage does not answer, or braces stand for too many names.
     """
     fs, path = filesystem(pattern, storage_options)
-    search = FileSearch(fs, suffixes, known)
-    listed = []
+    known = frozenset(known)
+    search = FileSearch(fs, tuple(suffix for kind in kinds for suffix in kind.suffixes), known)
+    listed: list[ShardFile] = []
+    in_datasets: set[str] = set()
     with storage_errors(public_url(fs, path), "cannot be listed"):
         folder = search.add(path)
-        search.complete()
-        for place, info in search.files.items():
-            with suppress(FileNotFoundError):  # removed since it was listed
-                listed.append(_describe(fs, place, info))
+        named = {place: info for place, info in search.files.items() if not search.is_hidden(place)}
+        for root, files in search.folders.items():
+            for shards in _datasets(search, root, files, [kind.dataset for kind in kinds if kind.dataset]):
+                listed += shards
+                in_datasets.update(shard.url for shard in shards)
+            chosen = _of_one_kind(search, root, files, kinds, known)
+            plain = next((kind.files for kind in kinds if kind.files), ())
+            if plain and (not (chosen or listed) or any(url.endswith("/") for url in known)):
+                listed += _folder_shards(search, root, files, plain)
+            else:
+                named |= {place: files[place] for place in chosen}
+        listed += (shard for _, shard in _described(search, named))
     return Listing(
         shards=tuple(sorted(listed, key=lambda shard: shard.url)),
         skipped=tuple(sorted(search.skipped)),
         folder=public_url(fs, folder).rstrip("/") + "/",
+        in_datasets=frozenset(in_datasets),
     )
+
+
+def _described(search: FileSearch, files: Mapping[str, Info]) -> Iterator[tuple[str, ShardFile]]:
+    """Yields the files with their descriptions by their file system, without those that cannot be used."""
+    for place, info in search.complete(files).items():
+        with suppress(FileNotFoundError):  # removed since it was listed
+            yield place, _describe(search.fs, place, info)
+
+
+def _folder_shards(
+    search: FileSearch, root: str, files: Mapping[str, Info], suffixes: tuple[str, ...]
+) -> Iterator[ShardFile]:
+    """Yields each folder at or below `root` that has a plain file with one of these suffixes, without hidden ones."""
+    start = len(root.rstrip("/"))
+    folders: dict[str, dict[str, Info]] = {}
+    chosen: set[str] = set()
+    for place, info in files.items():
+        folder, _, base = search.name_of(place).rpartition("/")
+        if base and "/." not in folder[start:]:
+            parent = without_query(place).rpartition("/")[0]
+            folders.setdefault(parent, {})[place] = info
+            if not base.startswith(".") and base.lower().endswith(suffixes):
+                chosen.add(parent)
+    for folder in sorted(chosen):
+        yield _folder_shard(search, folder, folders[folder])[0]
+    others = sorted(folders.keys() - chosen)
+    if chosen and others:
+        search.skipped.append(
+            f"{public_url(search.fs, root)}: {counted(len(others), 'folder')} skipped, as {others[0]}: its files are "
+            "neither media nor texts"
+        )
+
+
+def _datasets(
+    search: FileSearch, root: str, files: dict[str, Info], formats: Sequence[type[FolderFormat]]
+) -> Iterator[Sequence[ShardFile]]:
+    """Yields the shards of each folder below `root` that a format takes, and removes all files below it."""
+    start = len(root.rstrip("/")) + 1
+    names = sorted((search.name_of(place)[start:], place) for place in files) if formats else []
+    marks = [(mark, found) for found in formats for mark in found.MARKS]
+    may_be_mark = re.compile("|".join(translate(mark.rpartition("/")[2]) for mark, _ in marks) or "(?!)").match
+    marked: dict[str, list[type[FolderFormat]]] = {}
+    for name in (name for name, _ in names if may_be_mark(name, name.rfind("/") + 1)):
+        for mark, found in marks:
+            depth = mark.count("/") + 1
+            below = "/".join(name.rsplit("/", depth)[-depth:])
+            if below.count("/") == depth - 1 and fnmatchcase(below, mark):
+                among = marked.setdefault(name.removesuffix(below), [])
+                if found not in among:
+                    among.append(found)
+    for folder in sorted(marked, key=len):
+        first, end = bisect_left(names, (folder,)), bisect_left(names, (folder[:-1] + "0",)) if folder else len(names)
+        inside = {place: files[place] for _, place in names[first:end] if place in files}
+        described = FolderFiles((file for _, file in _described(search, inside)), search.fs)
+        for found in marked[folder]:
+            shards = found.shards_in(described) if described else None
+            if shards is not None:
+                yield shards
+                for place in inside:
+                    del files[place]
+                break
+
+
+def _of_one_kind(
+    search: FileSearch, root: str, files: Mapping[str, Info], kinds: Sequence[ShardKind], known: Set[str]
+) -> list[str]:
+    """Returns the paths of the shards in a folder, and reports those of other kinds."""
+    start = len(root.rstrip("/")) + 1
+    found: dict[str, ShardKind] = {}
+    stems: dict[str, str] = {}
+    for place in files:
+        name = search.name_of(place)
+        if name[start:].startswith(".") or "/." in name[start:]:
+            continue
+        lower = name.lower()
+        for kind in kinds:
+            suffix = next((suffix for suffix in kind.suffixes if lower.endswith(suffix)), None)
+            if suffix is not None:
+                found[place], stems[place] = kind, name[: -len(suffix)]
+                break
+    of_containers = {stems[place] for place, kind in found.items() if not kind.is_table}
+    found = {place: kind for place, kind in found.items() if not kind.is_table or stems[place] not in of_containers}
+    numbers = Counter(found.values())
+    registered = {kind for place, kind in found.items() if known and public_url(search.fs, place) in known}
+    if not numbers:
+        return []
+    # Of equal ones the first in the order of the formats.
+    chosen = max(numbers, key=lambda kind: (kind in registered, not kind.is_table, numbers[kind], -kinds.index(kind)))
+    for kind in numbers:
+        if kind != chosen:
+            example = search.name_of(min(place for place in found if found[place] == kind))
+            search.skipped.append(
+                f"{public_url(search.fs, root)}: {counted(numbers[kind], f'{kind.name} file')} skipped, as {example}: "
+                f"its shards are the {counted(numbers[chosen], f'{chosen.name} file')}; to use the others, give a "
+                "pattern of their names or set `source`"
+            )
+    return [place for place, kind in found.items() if kind == chosen]

@@ -35,7 +35,10 @@ _REQUESTS = 16  # at a time, each of which waits for the server
 _MISSING = (None, 404, 410)  # of HTTP; file systems without it have no status
 _NO_ENTRY = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
+_S3_KEYS = {"type", "size", "ETag", "LastModified"}
+
 Info = Mapping[str, Any]
+_FILE: Info = {"type": "file"}  # one for all, of which a folder may have a million
 
 
 class FileSearch:
@@ -43,17 +46,19 @@ class FileSearch:
 
     Args:
         fs: the file system.
-        suffixes: ends of the names that count in a folder, in lower case.
+        suffixes: ends of a shard's name, in lower case.
         known: URLs that were listed before; of very many an object store is asked faster.
 
     Attributes:
-        files: by path, the description of each file by its file system.
+        files: by path, the description of each file that is named or matched, by its file system.
+        folders: by path of each folder that is named, all files below it, hidden ones included, likewise.
         skipped: a sentence for each name that cannot be used, with its place and why.
     """
 
     def __init__(self, fs: fsspec.AbstractFileSystem, suffixes: tuple[str, ...], known: Iterable[str]) -> None:
         self.fs = fs
         self.files: dict[str, Info] = {}
+        self.folders: dict[str, dict[str, Info]] = {}
         self.skipped: list[str] = []
         self._suffixes = suffixes
         self._known = known
@@ -71,12 +76,11 @@ class FileSearch:
             Exception: any other error of the file system.
         """
         is_pattern = "{" in path or self._magic.search(path) is not None
-        num_files = len(self.files)
         listed = self._listed(path) if is_pattern else {}
         if info := listed.get(path) if listed else self._info(path, is_pattern=is_pattern):
             self._add_existing(path, info)
         # A pattern that is said to be a folder without files is matched: not every object store tells it apart.
-        if info and (not is_pattern or len(self.files) > num_files):
+        if info and (not is_pattern or info["type"] != "directory" or self.folders[path]):
             return path if info["type"] == "directory" else path.rpartition("/")[0]
         if not is_pattern:
             return path.rpartition("/")[0]
@@ -111,6 +115,11 @@ class FileSearch:
                     self._add_matching(place)
         return folder
 
+    def files_in(self, folder: str) -> dict[str, Info]:
+        """Returns the files directly in a folder by their paths, hidden ones included."""
+        listed = self._walk(folder, ["*"]) if self._is_local or self._is_web else self._list(folder, ["*"])
+        return {path: _needed(info) for path, info in listed}
+
     def pages_in(self, folder: str) -> Iterator[tuple[str, Info]]:
         """Yields the files directly in a folder of an HTTP server, by their names without escapes."""
         _, entries = self._web_entries(folder.rstrip("/") + "/")
@@ -127,21 +136,33 @@ class FileSearch:
     def _skip_link(self, path: str) -> None:
         self.skip(path, f"is a link to {os.readlink(path)}, which is missing or may not be read")
 
-    def complete(self) -> None:
-        """Asks for the sizes that a listing does not have, as those of HTTP servers, and drops what cannot be used."""
-        for path in list(self.files):
-            name = path.rpartition("/")[2]
-            if (unquote(name) if self._is_web else name).startswith("."):
-                del self.files[path]
-            elif not path.isascii() and path.encode("utf-8", "replace").decode() != path:
+    def name_of(self, path: str) -> str:
+        """Returns a path as its names are, without the escapes and the query of a URL that HTTP reads."""
+        return unquote(without_query(path), errors="surrogateescape") if self._is_web else path
+
+    def is_hidden(self, path: str) -> bool:
+        """Whether the name of a file starts with a dot."""
+        return self.name_of(path).rpartition("/")[2].startswith(".")
+
+    def complete(self, files: Mapping[str, Info]) -> dict[str, Info]:
+        """Returns files with the sizes that a listing does not have, as those of HTTP servers, without unusable ones.
+
+        Args:
+            files: by path, their descriptions.
+        """
+        usable = dict[str, Info]()
+        for path, info in files.items():
+            if not path.isascii() and path.encode("utf-8", "replace").decode() != path:
                 self.skip(path, "has a name that is not UTF-8: rename it")
-                del self.files[path]
-        unsized = [] if self._is_local else [path for path, info in self.files.items() if info.get("size") is None]
-        for path, info in zip(unsized, self._infos(unsized), strict=True):
-            if info:
-                self.files[path] = info
+            else:
+                usable[path] = info
+        unsized = [] if self._is_local else [path for path, info in usable.items() if info.get("size") is None]
+        for path, found in zip(unsized, self._infos(unsized), strict=True):
+            if found:
+                usable[path] = found
             else:  # removed since it was listed
-                del self.files[path]
+                del usable[path]
+        return usable
 
     def _info(self, path: str, *, is_pattern: bool = False) -> Info | None:
         """Returns the description of a path by its file system, or None without one; reports a dangling link."""
@@ -198,9 +219,7 @@ class FileSearch:
             files = ((info["name"], info) for info in listed)
         else:
             files = iter(self.fs.find(path, detail=True).items())
-        self.files.update(
-            (place, info) for place, info in files if without_query(place).lower().endswith(self._suffixes)
-        )
+        self.folders.setdefault(path, {}).update((place, _needed(info)) for place, info in files)
 
     def _listed(self, path: str) -> dict[str, Info]:
         """Lists the folder of a pattern in an S3 store, which also shows whether something has the pattern's name.
@@ -287,7 +306,7 @@ class FileSearch:
             for path, kind in entries:
                 below = path[len(root) :].rstrip("/")
                 if kind == "file":
-                    yield path, {"type": "file"}
+                    yield path, _FILE
                 elif kind == "dangling":
                     if not parts or _matcher("/".join(parts))(below):
                         self._skip_link(path)
@@ -319,6 +338,11 @@ class FileSearch:
                 entries[place] = url
         found = [(place if place.endswith("/") else url, place) for place, url in sorted(entries.items())]
         return folder, [(url, "folder" if place.endswith("/") else "file") for url, place in found]
+
+
+def _needed(info: Info) -> Info:
+    """Returns what is used of a description, of which a folder may have a million: of S3 a quarter of its bytes."""
+    return {key: info[key] for key in _S3_KEYS} if info.keys() >= _S3_KEYS else info
 
 
 @lru_cache(64)

@@ -357,6 +357,15 @@ class Store:
             self._publish(path, draft.name, durable=durable)
             draft.published = PublishedFile(path=draft.name, size=size, sha256=digest)
 
+    def publish(self, path: Path, name: str) -> None:
+        """Publishes a finished local file, which is moved if the store is local; nothing reads it for a digest.
+
+        Raises:
+            SourceError: the disk is full, or the upload failed.
+        """
+        with full_disk_named(self.url_of(name)) if self.is_local else temporary_disk_named():
+            self._publish(path, name, durable=True)
+
     def _publish(self, path: Path, name: str, *, durable: bool) -> None:
         """Gives a finished file its name."""
         if not self.is_local:
@@ -549,6 +558,11 @@ class Store:
                 for error in answer.get("Errors", ()):
                     where = self.url_of(names[start].rpartition("/")[0])
                     raise SourceError(where, f"{error.get('Key')} cannot be deleted: {error.get('Message')}")
+
+    def delete_folder(self, name: str) -> None:
+        """Remove a folder, if it exists, with all that is in it; `SourceError` if the storage refuses."""
+        with storage_errors(self.url_of(name), "cannot be deleted"), suppress(FileNotFoundError):
+            self.fs.rm(self.path_of(name), recursive=True)
 
     def abort_uploads(self, seconds: float) -> None:
         """Abort uploads to an S3 store that began so long ago and have not ended: they take space. Best effort."""

@@ -45,9 +45,15 @@ class SourceSuite(ABC):
 
     Attributes:
         source: the class of the source.
+        files: names and contents; a source of rows, whose members have a key and a suffix, sets others here and below.
+        hostile: names that lead out of a folder, or look like escapes.
+        hidden: names of files of the system.
     """
 
     source: ClassVar[type[Source]]
+    files: ClassVar[Files] = FILES
+    hostile: ClassVar[Sequence[str]] = HOSTILE
+    hidden: ClassVar[Sequence[str]] = HIDDEN
 
     @abstractmethod
     def make(self, files: Files) -> bytes:
@@ -71,20 +77,22 @@ class SourceSuite(ABC):
 
     def test_members_are_the_files_in_order(self, folder: Path) -> None:
         """Names, sizes and what a name says are those of the files, in order and numbered from 0."""
-        source = self.open(folder, self.make(FILES))
+        source = self.open(folder, self.make(self.files))
         members = list(source.members())
         assert [(m.member, m.byte_size, m.ordinal) for m in members] == [
-            (name, len(content), number) for number, (name, content) in enumerate(FILES)
+            (name, len(content), number) for number, (name, content) in enumerate(self.files)
         ]
-        assert [(m.sample_key, m.role, m.extension) for m in members] == [split_member_name(name) for name, _ in FILES]
+        assert [(m.sample_key, m.role, m.extension) for m in members] == [
+            split_member_name(name) for name, _ in self.files
+        ]
         assert {(m.shard, m.member_type, m.skip_reason) for m in members} == {(source.file.url, "file", None)}
         assert list(source.members()) == members
 
     def test_payloads_are_the_contents(self, folder: Path) -> None:
         """Every content comes back, with the member that `members` lists; a byte offset leads to the same bytes."""
-        source = self.open(folder, self.make(FILES))
+        source = self.open(folder, self.make(self.files))
         found = self.content(source)
-        assert [(m.member, bytes(payload)) for m, payload in found] == list(FILES)
+        assert [(m.member, bytes(payload)) for m, payload in found] == list(self.files)
         assert [m for m, _ in found] == list(source.members())
         for member, payload in found:
             if member.byte_offset is not None:
@@ -98,24 +106,24 @@ class SourceSuite(ABC):
             asked.append(member.member)
             return member.extension == "jpg"
 
-        source = self.open(folder, self.make(FILES))
+        source = self.open(folder, self.make(self.files))
         assert [m.member for m, _ in source.payloads(wanted=wanted, max_bytes=MAX_BYTES)] == ["a.jpg"]
-        assert sorted(asked) == sorted(name for name, _ in FILES)
+        assert sorted(asked) == sorted(name for name, _ in self.files)
 
     def test_a_large_member_is_an_error_of_its_own(self, folder: Path) -> None:
         """A member above the limit raises with its name, or goes to `on_error` and the others are yielded."""
-        source = self.open(folder, self.make(FILES))
+        source = self.open(folder, self.make(self.files))
         with pytest.raises(SourceError) as caught:
             list(source.payloads(wanted=lambda _: True, max_bytes=5000))
         assert caught.value.member == "a.jpg"
         errors: list[str] = []
         found = source.payloads(wanted=lambda _: True, max_bytes=5000, on_error=lambda m, _: errors.append(m.member))
-        assert [m.member for m, _ in found] == [name for name, _ in FILES if name != "a.jpg"]
+        assert [m.member for m, _ in found] == [name for name, _ in self.files if name != "a.jpg"]
         assert errors == ["a.jpg"]
 
     def test_the_index_has_its_schema(self, folder: Path) -> None:
         """The members fit the table of the member index."""
-        (batch,) = index_members(self.open(folder, self.make(FILES)))
+        (batch,) = index_members(self.open(folder, self.make(self.files)))
         batch.validate(full=True)
         assert batch.schema.equals(MEMBER_INDEX_SCHEMA)
 
@@ -127,16 +135,17 @@ class SourceSuite(ABC):
 
     def test_hostile_names_are_names(self, folder: Path) -> None:
         """Names that lead out of a folder, or look like escapes, are listed as text; equal content comes back."""
-        files = [(name, name.encode()) for name in HOSTILE]
+        files = [(name, name.encode()) for name in self.hostile]
         source = self.open(folder, self.make(files))
+        before = sorted(folder.rglob("*"))
         expected = [(escape_name(name.encode()), payload) for name, payload in files]
         assert [(m.member, bytes(payload)) for m, payload in self.content(source)] == expected
-        assert [path.name for path in folder.iterdir()] == [Path(source.file.url).name]
+        assert sorted(folder.rglob("*")) == before
 
     def test_hidden_files_are_listed_and_skipped(self, folder: Path) -> None:
         """Files of the system are members with the reason why they are not part of a sample."""
-        source = self.open(folder, self.make([(name, b"x") for name in HIDDEN]))
-        assert [(m.member, m.skip_reason is None) for m in source.members()] == [(name, False) for name in HIDDEN]
+        source = self.open(folder, self.make([(name, b"x") for name in self.hidden]))
+        assert [(m.member, m.skip_reason is None) for m in source.members()] == [(name, False) for name in self.hidden]
 
     def test_repeated_names_are_all_listed(self, folder: Path) -> None:
         """Two files of one name are two members, each with its own content."""
@@ -151,7 +160,7 @@ class SourceSuite(ABC):
 
     def test_the_container_is_accepted(self) -> None:
         """The first bytes of a container are recognized."""
-        assert self.source.accepts(self.make(FILES)[:512])
+        assert self.source.accepts(self.make(self.files)[:512])
 
     def test_a_file_without_bytes_is_refused(self, folder: Path) -> None:
         """An empty file is damage at byte 0, and not a container without members."""
@@ -165,7 +174,7 @@ class SourceSuite(ABC):
 
         A file without any byte, in which there is nothing to salvage, may raise then too.
         """
-        for content in filter(None, _damaged(self.make(FILES), kind)):
+        for content in filter(None, _damaged(self.make(self.files), kind)):
             source = self.open(folder, content)
             failure: ShardError | None = None
             try:

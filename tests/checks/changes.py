@@ -90,3 +90,13 @@ def without_locator(rows: Rows) -> None:
 def more_rejects(rows: Rows) -> None:
     """Names a member that the shard does not have."""
     rows.append({**rows[0], "member": "no such member.png"})
+
+
+def resourced(column: str, *, modality: str = "image", **parts: Any) -> Change:
+    """Changes fields of `source` or `source_member` on a row of sample a."""
+
+    def change(rows: Rows) -> None:
+        row = find(rows, sample_id="a", modality=modality)
+        row[column] = {**row[column], **parts}
+
+    return change

@@ -106,7 +106,7 @@ LISTED = (
     {"sample_id": "y", "path": "m/1.png", "position": 4, "lang": "de"},
     {"sample_id": "y", "text_content": "of y", "position": 5},
     {"sample_id": "z", "path": "../outside.png"},
-    {"path": "m/1.png"},
+    {"path": "m/1.png", "modality": "image"},
     {"sample_id": "z", "text_content": "z"},
 )
 FILTERS = [{"type": "text_length", "min_chars": 2}]
@@ -123,6 +123,8 @@ GUARDS: Mapping[str, Mapping[str, str]] = {
         "text_content": "member_texts entries text listed",
         "binary_content": "no_content",
         "source_ref": "source_refs samples member_rows entries listed",
+        "source": "sources",
+        "source_member": "sources",
         "metadata_json": "member_texts text listed",
         "materialize_error": "entries member_rows listed",
         "removed": "members entries metadata_rows listed",
@@ -138,10 +140,14 @@ GUARDS: Mapping[str, Mapping[str, str]] = {
     "materialized_rows": {
         "binary_content": "content shard_bytes",
         "materialize_error": "same_rows content readable",
+        "source": "sources",
+        "source_member": "sources",
         "": "same_rows",
     },
     "filtered_rows": {
         "": "same_rows",
+        "source": "sources",
+        "source_member": "sources",
         **dict.fromkeys(("text_chars", "text_words", "image_width", "image_height", "image_aspect_ratio"), "repeated"),
     },
     "undecodable": {"": "decodable", "field": "repeated"},
@@ -295,6 +301,8 @@ def another(value: Any) -> Any:
             return value[:-1] + ("y" if value.endswith("x") else "x")
         case bytes():
             return value[:-1] + bytes([value[-1] ^ 1])
+        case dict():
+            return {name: another(part) for name, part in value.items()}
         case _:
             return [*value, *value] or [None]
 
@@ -351,7 +359,7 @@ def schema_mutations(table: pa.Table) -> Iterator[tuple[str, Mutation]]:
     for place, field in enumerate(table.schema):
         values = table.column(place)
         kind = pa.string() if field.type in (pa.int32(), pa.int64()) else pa.large_string()
-        if field.type in (pa.large_binary(), pa.list_(pa.string())) or pa.types.is_list(field.type):
+        if field.type == pa.large_binary() or pa.types.is_nested(field.type):
             kind = pa.binary()
             values = pa.nulls(table.num_rows, kind)
         retyped = pa.field(field.name, kind, field.nullable)

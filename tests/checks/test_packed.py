@@ -426,7 +426,7 @@ def test_reencoded_items_of_other_rows_fail(reencoded: Any) -> None:
     assert outcomes["decoded"].num_violations <= 32
 
 
-@pytest.mark.parametrize(("column", "other"), [("score", 0.75), ("source", "unknown"), ("score", None)])
+@pytest.mark.parametrize(("column", "other"), [("score", 0.75), ("user_source", "unknown"), ("score", None)])
 def test_packed_columns_of_other_rows_fail(
     make_partition: Callable[..., Any], tmp_path: Path, column: str, other: object
 ) -> None:

@@ -30,6 +30,7 @@ from .changes import (
     named_twice,
     relocated,
     repeated,
+    resourced,
     setting,
     without,
     without_locator,
@@ -88,6 +89,23 @@ SPOILED: list[tuple[str, str, str, Change]] = [
     ("rows", "members", "rejects", more_rejects),
     ("rows", "members", "raw_shards", repeated(member="a.png")),
     ("rows", "source_refs", "raw_shards", setting("byte_offset", 1024, member="a.png")),
+    ("rows", "sources", "rows", setting("source", None, **A_IMAGE)),
+    ("rows", "sources", "rows", resourced("source", uri="elsewhere.tar")),
+    ("rows", "sources", "rows", resourced("source", uri=None)),
+    ("rows", "sources", "rows", resourced("source", offset=0)),
+    ("rows", "sources", "rows", resourced("source", size=None)),
+    ("rows", "sources", "rows", resourced("source", content_type=None)),
+    ("rows", "sources", "rows", resourced("source", modality="text", content_type="text/plain")),
+    ("rows", "sources", "rows", resourced("source", checksum="CRC32C:00000000")),
+    ("rows", "sources", "rows", resourced("source", inline=b"")),
+    ("rows", "sources", "rows", setting("source_member", None, **A_IMAGE)),
+    ("rows", "sources", "rows", resourced("source_member", container=None)),
+    ("rows", "sources", "rows", resourced("source_member", member="a.gif")),
+    ("rows", "sources", "rows", resourced("source_member", frame_index=0)),
+    ("materialized_rows", "sources", "materialized_rows", resourced("source", checksum=None)),
+    ("materialized_rows", "sources", "materialized_rows", resourced("source", checksum="CRC32C:00000000")),
+    ("materialized_rows", "sources", "materialized_rows", resourced("source", size=1)),
+    ("materialized_rows", "sources", "materialized_rows", altered(**A_IMAGE)),
     ("materialized_rows", "same_rows", "materialized_rows", setting("text_content", "another", **A_TEXT)),
     ("materialized_rows", "same_rows", "materialized_rows", setting("metadata_json", "{}", **A_METADATA)),
     ("materialized_rows", "same_rows", "materialized_rows", setting("source_ref", "{}", **A_IMAGE)),
@@ -117,6 +135,8 @@ SPOILED: list[tuple[str, str, str, Change]] = [
     ("filtered_rows", "same_rows", "filtered_rows", moved_to_end(**A_IMAGE)),
     ("filtered_rows", "same_rows", "filtered_rows", altered(**A_IMAGE)),
     ("filtered_rows", "shard_bytes", "filtered_rows", altered(**A_IMAGE)),
+    ("filtered_rows", "sources", "filtered_rows", resourced("source", checksum=None)),
+    ("filtered_rows", "sources", "filtered_rows", altered(**A_IMAGE)),
 ]
 
 
@@ -143,6 +163,7 @@ def test_every_check_of_tables_is_spoiled_once() -> None:
         ("filtered_rows", "dropped"),
         ("filtered_rows", "decodable"),
         ("filtered_rows", "repeated"),  # test_wrong_producers.py
+        ("rows", "pdf_pages"),  # test_pdf.py
         ("filtered_rows", "readable"),
         ("materialized_rows", "readable"),
         ("rows", "losses"),
@@ -212,7 +233,7 @@ def test_write_mode_wants_bytes_in_the_filtered_rows_only(make_partition, tmp_pa
         assert made.failed(asset) == set()
     assert made.failed("materialized_rows", materialize_mode="read") == {"content"}
     made.spoil("materialized_rows", setting("binary_content", b"early", **A_IMAGE))
-    assert made.failed("materialized_rows") == {"content"}
+    assert made.failed("materialized_rows") == {"content", "sources"}
 
 
 def test_further_modalities_are_known_when_declared(partition) -> None:
@@ -234,20 +255,20 @@ def test_bytes_of_another_sample_are_found(make_partition, tmp_path: Path) -> No
 
     made.spoil("filtered_rows", rotate)
     outcomes = made.outcomes("filtered_rows")
-    assert {name for name, outcome in outcomes.items() if not outcome.passed} == {"same_rows", "shard_bytes"}
+    assert {name for name, outcome in outcomes.items() if not outcome.passed} == {"same_rows", "shard_bytes", "sources"}
     assert outcomes["same_rows"].num_violations == 50
     assert outcomes["shard_bytes"].num_violations == 50
     made.spoil("materialized_rows", rotate)
-    assert made.failed("materialized_rows") == {"shard_bytes"}
+    assert made.failed("materialized_rows") == {"shard_bytes", "sources"}
 
 
 def test_write_mode_ties_the_filtered_bytes_to_the_shard(make_partition, tmp_path: Path) -> None:
     """Where the filtered rows are the first to hold bytes, these are compared with the shard's."""
     made = make_partition(tmp_path, mode="write")
     made.spoil("filtered_rows", altered(**A_IMAGE))
-    assert made.failed("filtered_rows") == {"shard_bytes"}
+    assert made.failed("filtered_rows") == {"shard_bytes", "sources"}
     made.spoil("filtered_rows", setting("binary_content", b"too short", **A_IMAGE))
-    assert made.failed("filtered_rows") == {"content"}
+    assert made.failed("filtered_rows") == {"content", "sources"}
 
 
 def test_a_frame_has_a_size_of_its_own(make_partition, tmp_path: Path) -> None:

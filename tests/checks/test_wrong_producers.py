@@ -28,6 +28,7 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.rows.parquet import sample_groups
 
+from ..pdf_files import Page, Text, encrypted, pdf
 from ..pipeline.chain import at_work, declare, record_name, record_of, run_chain, stages_of, table_name
 from ..pipeline.shards import make_shard, png, tiff
 from .changes import Change, Rows, find, repeated, setting, without
@@ -97,8 +98,18 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "listing": {"annotators": [{"type": "image_size"}], "pack": "generic"},
     "group": {"partition_pattern": r"(?P<key>\w+)-\d\.tar", "pack": "generic"},
 }
+SETTINGS |= {"pdfs": {"samples": {"pdf_dpi": 72}}, "pdf texts": {"samples": {"pdf_dpi": 72}, "pack": "interleaved"}}
 SETTINGS |= {"written": {**SETTINGS["captions"], "materialize": "write"}}
 SETTINGS |= {"references": {**SETTINGS["captions"], "retain": "none"}}
+
+
+def papers() -> dict[str, object]:
+    """PDFs of two pages, one of them beside other members, and those that are rejected."""
+    made: dict[str, object] = {}
+    for n in range(4):
+        pages = [Page([Text(f"paper {n}, page {page}", 20, 100 + n)]) for page in range(2)]
+        made |= {f"{n}.txt": f"note {n}", f"{n}.pdf": pdf(*pages), f"{n}.cls": "7"}
+    return made | {"scan.pdf": pdf(Page()), "locked.pdf": encrypted(), "locked.txt": "kept", "cut.pdf": b"%PDF-1.7"}
 
 
 def make(folder: Path, kind: str) -> DatasetStore:
@@ -107,6 +118,8 @@ def make(folder: Path, kind: str) -> DatasetStore:
     match kind:
         case "documents":
             shards: Path | str = make_shard(folder / "s.tar", documents())
+        case "pdfs" | "pdf texts":
+            shards = make_shard(folder / "s.tar", papers())
         case "speech":
             members = ((f"{n}.{name}", content) for n in range(8) for name, content in speech(n).items())
             shards = write_tar(folder / "s.tar", members)
@@ -334,6 +347,44 @@ class Wrong(NamedTuple):
 
 
 M, F = "materialized_rows", "filtered_rows"
+
+
+def page_of(sample_id: str, page: int) -> dict[str, Any]:
+    """The row of a page, after that of a text."""
+    return {"sample_id": sample_id, "modality": "image", "position": 1 + page}
+
+
+def layout_of(sample_id: str) -> dict[str, Any]:
+    """The row of a layout."""
+    return {"sample_id": sample_id, "content_type": "application/json", "position": 1}
+
+
+def text_at(sample_id: str, position: int) -> dict[str, Any]:
+    """The row of a text."""
+    return {"sample_id": sample_id, "modality": "text", "position": position}
+
+
+def other_word(rows: Rows) -> None:
+    """Another word, in the box of the first."""
+    row = find(rows, **layout_of("1"))
+    row["text_content"] = row["text_content"].replace("paper", "taper", 1)
+
+
+def layout_of_scan(rows: Rows) -> None:
+    """Words of a PDF that has none."""
+    row = find(rows, sample_id="scan", modality="image")
+    ref = json.dumps({**json.loads(row["source_ref"]), "frame_index": None})
+    layout = {**find(rows, **layout_of("1")), "sample_id": "scan", "position": 0, "source_ref": ref}
+    rows.insert(rows.index(row), layout)
+
+
+def pdf_as_a_whole(rows: Rows) -> None:
+    """The bytes of a PDF in the place of its page."""
+    row = find(rows, sample_id="scan", modality="image")
+    ref = json.dumps({**json.loads(row["source_ref"]), "frame_index": None})
+    row.update(modality="binary", content_type="application/pdf", source_ref=ref)
+
+
 WRONG: Mapping[str, Wrong] = {
     # frames
     "frames moved": Wrong("documents", M, M, "shard_bytes", frames_moved(1)),
@@ -445,6 +496,41 @@ WRONG: Mapping[str, Wrong] = {
             ("documents", "rejects", "unreferenced_member", "not_utf8"),
             ("documents", "entries", "text_not_a_string", "not_a_list"),
             ("documents", "rejects", "text_not_a_string", "bad_json"),
+        )
+    },
+    # pages of PDFs
+    "pages exchanged": Wrong(
+        "pdfs", M, M, "shard_bytes", exchanged("binary_content", page_of("0", 0), page_of("0", 1))
+    ),
+    "pages of two PDFs exchanged": Wrong(
+        "pdfs", M, M, "shard_bytes", exchanged("binary_content", page_of("0", 0), page_of("1", 0))
+    ),
+    "page numbers exchanged": Wrong(
+        "pdfs", "rows", "rows", "member_rows", exchanged("source_ref", page_of("0", 0), page_of("0", 1))
+    ),
+    "layouts of two PDFs exchanged": Wrong(
+        "pdfs", "rows", "rows", "pdf_pages", exchanged("text_content", layout_of("0"), layout_of("1"))
+    ),
+    "a word of a layout": Wrong("pdfs", "rows", "rows", "pdf_pages", other_word),
+    "a layout of a scan": Wrong("pdfs", "rows", "rows", "pdf_pages", layout_of_scan),
+    "a page that is missing": Wrong("pdfs", "rows", "rows", "pdf_pages", without(**page_of("2", 1))),
+    "a layout that is missing": Wrong("pdfs", "rows", "rows", "pdf_pages", without(**layout_of("2"))),
+    "a PDF as a whole": Wrong("pdfs", "rows", "rows", "pdf_pages", pdf_as_a_whole),
+    "a type of a page": Wrong(
+        "pdfs", "rows", "rows", "pdf_pages", setting("content_type", "image/jpeg", **page_of("2", 1))
+    ),
+    "texts of two pages exchanged": Wrong(
+        "pdf texts", "rows", "rows", "pdf_pages", exchanged("text_content", text_at("1", 1), text_at("1", 2))
+    ),
+    "a page without its text": Wrong("pdf texts", "rows", "rows", "pdf_pages", without(**text_at("1", 2))),
+    **{
+        f"{reason} for {wrong}": Wrong("pdfs", "rows", "rejects", "rejects", setting("reason", wrong, reason=reason))
+        for reason, wrong in (
+            ("encrypted_pdf", "bad_pdf"),
+            ("bad_pdf", "encrypted_pdf"),
+            ("bad_pdf", "too_large"),
+            ("bad_pdf", "pdf_too_large"),
+            ("bad_pdf", "not_utf8"),
         )
     },
     # order

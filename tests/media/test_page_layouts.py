@@ -361,7 +361,7 @@ def test_keys_and_names_are_as_documented():
         with pytest.raises(ConfigError) as refused:
             LayoutMap.from_config({key: "none of them"})
         allowed += str(refused.value).split("expected one of ")[1].split(", ")
-    assert len(allowed) == 11
+    assert len(allowed) == 12
     assert [value for value in allowed if f"`{value}`" not in PAGE] == []
 
 

@@ -176,6 +176,33 @@ def test_robots_have_series_where_there_is_a_clock() -> None:
     assert "task" not in fields
 
 
+def test_an_array_has_the_clock_whose_role_begins_as_its_own() -> None:
+    """Of several clocks an array has the nearest by name, one without its own that of the most samples."""
+    names = ["imu.npy", "imu.timestamp.npy", "imu.gyro.npy", "imus.npy", "arm.npy", "arm.timestamp.npy", "top.mp4"]
+    plan = choose_plan(rows(names), pack="robotics", where="test")
+    clocks = {m.name: m.parts["timestamps"].role for m in plan.modalities if m.field_type == "TimeSeriesField"}
+    assert clocks == {
+        "imu": "imu.timestamp",
+        "imu.gyro": "imu.timestamp",
+        "imus": "arm.timestamp",
+        "arm": "arm.timestamp",
+    }
+
+
+def test_numbers_after_a_role_are_one_group() -> None:
+    """Frames of each camera are a sequence of their own, which takes any number of them and of no other camera."""
+    plan = choose_plan(rows(["left.0.png", "left.1.png", "a.b.0.png", "C#.png"]), pack="generic", where="test")
+    found = {m.name: (m.field_type, m.selector.role, m.selector.take) for m in plan.modalities[:3]}
+    assert found == {
+        "C#": ("ImageField", "C#", "one"),
+        "a.b": ("SequenceField", "a.b.#", "sequence"),
+        "left": ("SequenceField", "left.#", "sequence"),
+    }
+    (left,) = (m.selector for m in plan.modalities if m.name == "left")
+    ranks = [left.rank("image", role, "png") is not None for role in ("left.12", "left", "left.x", "right.12", "12")]
+    assert ranks == [True, False, False, False, False]
+
+
 def test_declared_preset_reads_no_rows() -> None:
     """A fixed preset costs no look at the shard."""
 
@@ -183,7 +210,7 @@ def test_declared_preset_reads_no_rows() -> None:
         raise AssertionError("rows were read")
         yield
 
-    for preset in set(PRESETS) - {"generic", "robotics", "speech"}:
+    for preset in set(PRESETS) - {"document", "generic", "robotics", "speech"}:
         assert choose_plan(never(), pack=preset, where="test").preset == preset
 
 

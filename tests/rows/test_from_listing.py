@@ -1,5 +1,6 @@
 """Tests of lists of files as a source: rows, hostile paths, and rejects."""
 
+import csv
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import ShardError, SourceError
+from mm_assets.rows.base import row_sources
 from mm_assets.rows.columns import RowStream
 from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.schema import DatasetSchema, MemberRules, UserColumn
@@ -150,7 +152,9 @@ def test_columns_that_json_does_not_know(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ({"path": "a.jpg"}, "no_sample_id"),
+        ({"language": "en"}, "no_sample_id"),
+        ({"path": "/etc/passwd"}, "outside"),
+        ({"file_name": ["a.jpg", 7]}, "bad_source"),
         ({"sample_id": 3.0, "path": "a.jpg"}, "no_sample_id"),
         ({"sample_id": True, "path": "a.jpg"}, "no_sample_id"),
         ({"sample_id": "", "path": "a.jpg"}, "no_sample_id"),
@@ -183,7 +187,7 @@ def test_bad_lines_are_rejected(tmp_path: Path, line: object, reason: str) -> No
     good = {"sample_id": "good", "path": "g.jpg"}
     path = write_lines(tmp_path / "l.jsonl", good, line, {"sample_id": "last", "path": "l.jpg"})
     rows, rejects, stream = read(path, layout=MemberRules(max_text_bytes=1000), columns=())
-    assert [r["sample_id"] for r in rows if r["position"] >= 0] == ["good", "last"]
+    assert [r["sample_id"] for r in rows if r["position"] >= 0 and r["sample_id"] != "a"] == ["good", "last"]
     assert [r["reason"] for r in rejects] == [reason]
     assert "row 1 " in rejects[0]["detail"]
     assert stream.counts["members"] == 3
@@ -281,6 +285,31 @@ def test_a_locator_as_an_object_is_a_locator(tmp_path: Path) -> None:
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_row_table_is_a_list(tmp_path: Path, kind: str) -> None:
+    """A row table of a dataset gives its rows again, and its structs become no columns."""
+    rows, _, _ = read(write_lines(tmp_path / "list.jsonl", *ITEMS))
+    path = tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows, DatasetSchema().row_schema()), path)
+    else:
+        write_lines(path, *rows)
+    again, rejects, stream = read(path)
+    assert not rejects
+    assert not any(name.startswith("user_") for row in again for name in row)
+    assert "kept.no_column" not in stream.counts
+    names = DatasetSchema().row_schema().names
+    assert [[row[name] for name in names] for row in again] == [[row[name] for name in names] for row in rows]
+
+
+@pytest.mark.parametrize("value", ["web", {"uri": "https://a.org"}])
+def test_a_column_source_of_a_list_is_a_user_column(tmp_path: Path, value: object) -> None:
+    """A list's own column `source` is the user column `user_source`, and the row has its struct as well."""
+    (_, row), _, _ = read(write_lines(tmp_path / "list.jsonl", {"sample_id": "a", "path": "a.jpg", "source": value}))
+    assert row["user_source"] == (value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))
+    assert row["source"]["uri"] == f"{tmp_path}/a.jpg"
+
+
 def test_bytes_inside_a_list_are_its_items(tmp_path: Path) -> None:
     """Bytes are the item of their row, before the file that it names; a cell with a path alone names that file."""
     cells = [{"bytes": b"x", "path": "x.png"}, {"bytes": None, "path": "b.png"}, {"bytes": b"", "path": None}, None]
@@ -332,9 +361,7 @@ def test_several_cells_of_a_row_are_several_items(tmp_path: Path) -> None:
     rows, rejects, _ = read(path)
     items = [(row["sample_id"], row["position"], row["modality"]) for row in rows if row["position"] >= 0]
     assert items == [("a", 0, "image"), ("a", 1, "image"), ("a", 2, "audio"), ("b", 3, "audio"), ("b", 3, "binary")]
-    assert [(r["reason"], r["sample_id"], r["member"]) for r in rejects] == [
-        ("bad_modality", "c", "l/00000002.wav.wav")
-    ]
+    assert [(r["reason"], r["sample_id"], r["member"]) for r in rejects] == [("bad_modality", "c", "l/00000002.wav")]
 
 
 def test_columns_of_other_bytes_are_named(tmp_path: Path) -> None:
@@ -383,3 +410,137 @@ def test_values_that_python_cannot_hold_refuse_the_list(tmp_path: Path) -> None:
         read(path)
     with SourceFile(str(path)) as file, pytest.raises(SourceError, match="is not a readable Parquet list"):
         list(ListingRows(file).objects(layout=MemberRules()))
+
+
+# -- tables with a row per sample
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Writes rows as CSV, JSONL or Parquet, by the suffix."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        write_lines(path, *rows)
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def items(rows: list[dict[str, Any]], folder: Path) -> list[tuple[str, str]]:
+    """The id of each content row, and its text or the path of its file."""
+    found = []
+    for row in rows:
+        if row["position"] >= 0:
+            ref = row["source_ref"] and parse_source_ref(row["source_ref"]).path
+            found.append((row["sample_id"], row["text_content"] or ref.removeprefix(f"{folder}/")))
+    return found
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"file_name": "in/a.b.jpg", "text": 'x, "y"\nz'}, [("in/a.b", 'x, "y"\nz'), ("in/a.b", "in/a.b.jpg")]),
+        ({"left_file_name": "a.jpg", "right_file_name": "b.jpg", "n": "1"}, [("a", "a.jpg"), ("a", "b.jpg")]),
+        ({"id": "k", "image": "a.jpg", "caption": "c"}, [("k", "c"), ("k", "a.jpg")]),
+        ({"key": "k", "filepath": "a.wav", "url": "https://a.org/x"}, [("k", "a.wav")]),
+        ({"path": "a.jpg", "image": "no", "audio": "no"}, [("a", "a.jpg")]),
+        ({"sample_id": "k", "file_name": "a.jpg", "text": "a column"}, [("k", "a.jpg")]),
+        ({"text": "alone"}, [("t/00000000", "alone")]),
+    ],
+)
+def test_a_row_may_be_a_sample(
+    tmp_path: Path, suffix: str, row: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
+    """Files, text and id are in the columns that other tools call so, in every format of table."""
+    rows, rejects, _ = read(table(tmp_path / f"t{suffix}", [row]))
+    assert rejects == []
+    assert items(rows, tmp_path) == expected
+
+
+def test_ids_of_tables_in_several_folders_differ(tmp_path: Path) -> None:
+    """The tables of two splits name files alike: an id that follows from a path has that of the table's folder."""
+    ids = []
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        path = table(tmp_path / split / "metadata.csv", [{"file_name": "in/a.jpg"}])
+        (rows_of,) = row_sources([SourceFile(str(path))], shards=str(tmp_path))
+        layout, schema = MemberRules(), DatasetSchema()
+        stream = rows_of.rows(_no_members, layout=layout, schema=schema, grouped=False, batch_bytes=1 << 20)
+        ids += [sample_id for batch in stream for sample_id in batch.column("sample_id").to_pylist()]
+    assert ids == ["train/in/a"] * 2 + ["test/in/a"] * 2
+
+
+def test_urls_are_followed_only_where_they_are_allowed(tmp_path: Path) -> None:
+    """A table of LAION names URLs, which the setting has to allow."""
+    path = table(tmp_path / "t.parquet", [{"URL": "https://a.org/x.jpg?w=1", "TEXT": "a cat"}])
+    rows, rejects, _ = read(path)
+    assert (items(rows, tmp_path), [r["reason"] for r in rejects]) == ([("https://a.org/x", "a cat")], ["outside"])
+    layout = MemberRules(allow_references=True, allowed_references=("https://a.org",))
+    rows, rejects, _ = read(path, layout=layout)
+    assert rejects == []
+    assert items(rows, tmp_path)[1] == ("https://a.org/x", "https://a.org/x.jpg?w=1")
+
+
+def test_several_columns_that_may_name_the_file_name_none(tmp_path: Path) -> None:
+    """Of two candidates none is taken: the row is in the rejects unless it has a text."""
+    rows, rejects, _ = read(table(tmp_path / "t.csv", [{"image": "a.jpg", "audio": "a.wav"}]))
+    assert (rows, [r["reason"] for r in rejects]) == ([], ["no_sample_id"])
+
+
+def test_numbers_of_csv_are_columns_of_numbers(tmp_path: Path) -> None:
+    """A column of CSV has numbers if all of its values are; ids and texts stay as they are written."""
+    rows, _, _ = read(
+        table(
+            tmp_path / "t.csv",
+            [
+                {"id": "007", "file_name": "a.jpg", "score": "1", "zip": "01234", "text": "5"},
+                {"id": "8", "file_name": "b.jpg", "score": "2.5e1", "zip": "99", "text": "6"},
+                {"id": "9", "file_name": "c.jpg", "score": "", "zip": "1", "text": "7"},
+            ],
+        )
+    )
+    found = {row["sample_id"]: (row["score"], row["zip"]) for row in rows if row["position"] == 1}
+    assert found == {"007": (1.0, "01234"), "8": (25.0, "99"), "9": (None, "1")}
+    assert [row["text_content"] for row in rows if row["text_content"]] == ["5", "6", "7"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"x.jpg,1,2", "bad_csv"),
+        (b"\xff.jpg,1", "not_utf8"),
+        (b"y" * 2000 + b".jpg,1", "too_large"),
+        (b'"' + b"y\n" * 1500 + b'",1', "too_large"),
+    ],
+)
+def test_bad_rows_of_csv_are_rejected(tmp_path: Path, line: bytes, reason: str) -> None:
+    """A row that cannot be read is named in the rejects, and those before and after it are rows."""
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbffile_name,score\r\na.jpg,1\r\n" + line + b"\r\n\r\nz.jpg,2\r\n")
+    rows, rejects, _ = read(path, layout=MemberRules(max_text_bytes=1000))
+    found = [sample_id for sample_id, _ in items(rows, tmp_path)]
+    assert (found[0], found[-1]) == ("a", "z")
+    assert rejects[0]["reason"] == reason
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_csv_of_a_spreadsheet_is_read(tmp_path: Path, encoding: str) -> None:
+    """A byte order mark shows UTF-16, as spreadsheets write it, and belongs to no name of a column."""
+    path = tmp_path / "t.csv"
+    path.write_bytes('file_name,text\r\na.jpg,"é\n"\r\n'.encode(encoding))
+    rows, rejects, _ = read(path)
+    assert rejects == []
+    assert items(rows, tmp_path) == [("a", "é\n"), ("a", "a.jpg")]
+
+
+@pytest.mark.parametrize("head", [b"a,b,a\n1,2,3", b"\xff,b\n1,2"])
+def test_a_csv_without_names_of_columns_is_refused(tmp_path: Path, head: bytes) -> None:
+    """A first row that cannot name the columns fails the shard, which is named."""
+    path = tmp_path / "t.csv"
+    path.write_bytes(head)
+    with pytest.raises(ShardError, match="columns"):
+        read(path, columns=(UserColumn(name="b", source="b", type="string"),))

@@ -132,6 +132,24 @@ def test_row_groups_do_not_depend_on_batches(
     assert start == len(sizes)
 
 
+@pytest.mark.parametrize("sizes", [[0] * 40, [100] * 300, [300_000 + n for n in range(12)], [2 << 20, 0, 5 << 20, 9]])
+def test_pages_do_not_depend_on_batches(tmp_path: Path, sizes: list[int]) -> None:
+    """With any batches of rows the file has the same bytes, whether a page has many values or one."""
+    rows = make_rows(sizes)
+    files = [[rows], [rows.slice(n, 1) for n in range(len(sizes))], [rows.slice(0, 3), rows.slice(3)]]
+    for number, batches in enumerate(files):
+        write(tmp_path / str(number), batches)
+    assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+
+
+def test_structs_count_by_their_fields() -> None:
+    """A struct has the bytes of its fields, so that row groups do not depend on the rows around."""
+    fields = [pa.array(["ab", None, "c"]), pa.array([1, 2, 3], pa.int64())]
+    column = pa.StructArray.from_arrays(fields, ["text", "number"])
+    assert row_bytes(pa.record_batch({"x": column})).tolist() == [10, 8, 9]
+    assert row_bytes(pa.record_batch({"x": column}).slice(1)).tolist() == [8, 9]
+
+
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     """Writing twice gives byte-identical files."""
     for name in ("a", "b"):

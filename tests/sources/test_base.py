@@ -1,4 +1,4 @@
-"""A source of a user's own, in one file outside the package: the zip archives of docs/pipeline.md."""
+"""A source of a user's own, in one file outside the package: the ar archives of docs/pipeline.md."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import io
 import json
 import re
 import sys
-import warnings
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,34 +23,23 @@ from mm_assets.pipeline.state import manifests
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.sources import Source
-from mm_assets.testing import SourceSuite
 
 from ..pipeline.chain import at_work, table_name
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
-CODE = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)[0]
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+CODE = BLOCKS[0]
 namespace: dict[str, Any] = {}
 exec(compile(CODE, str(PAGE), "exec"), namespace)
-ZipSource: type[Source] = namespace["ZipSource"]
+ArSource: type[Source] = namespace["ArSource"]
+exec(compile(BLOCKS[1], str(PAGE), "exec"), namespace)
+TestArSource = namespace["TestArSource"]
+"""The source of the page keeps the promises of a source, by the test of the page."""
 
 
-def zipped(files: Sequence[tuple[str, bytes]], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", compression) as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of names that repeat
-        for name, content in files:
-            archive.writestr(name, content)
-    return target.getvalue()
-
-
-class TestZipSource(SourceSuite):
-    """The source of the page keeps the promises of a source."""
-
-    source = ZipSource
-
-    def make(self, files: Sequence[tuple[str, bytes]]) -> bytes:
-        """The files as a zip archive."""
-        return zipped(files)
+def archived(files: Sequence[tuple[str, bytes]]) -> bytes:
+    archive: bytes = TestArSource().make(files)
+    return archive
 
 
 def png(seed: int, size: int) -> bytes:
@@ -75,23 +62,23 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The import path of the page's source, in a file of the user's."""
     folder = tmp_path / "code"
     folder.mkdir()
-    (folder / "zip_of_a_user.py").write_text(CODE)
+    (folder / "ar_of_a_user.py").write_text(CODE)
     monkeypatch.syspath_prepend(folder)
-    yield "zip_of_a_user:ZipSource"
-    sys.modules.pop("zip_of_a_user", None)
+    yield "ar_of_a_user:ArSource"
+    sys.modules.pop("ar_of_a_user", None)
 
 
 def declare(root: Path, shards: Path, source: str | None) -> DatasetStore:
-    config = {"name": "zips", "shards": str(shards), "root": str(root), "settle_seconds": 0, "pack": "image_text"}
+    config = {"name": "archives", "shards": str(shards), "root": str(root), "settle_seconds": 0, "pack": "image_text"}
     config |= {"filters": [{"type": "image_size", "min_width": 16, "scope": "sample"}]}
     return DatasetStore(DatasetSpec.from_config({**config, "source": source}, where="defs.yaml"))
 
 
 def test_a_user_source_goes_through_the_chain(tmp_path: Path, module: str) -> None:
-    """Zip archives become an index, rows, content, filtered rows, packed files that pass every check, and samples."""
+    """Archives become an index, rows, content, filtered rows, packed files that pass every check, and samples."""
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "part-0.zip").write_bytes(zipped(FILES))
-    (tmp_path / "in" / "notes.tar").write_bytes(b"not a zip, so not a shard of this source")
+    (tmp_path / "in" / "part-0.ar").write_bytes(archived(FILES))
+    (tmp_path / "in" / "notes.tar").write_bytes(b"not an ar, so not a shard of this source")
     dataset = declare(tmp_path / "root", tmp_path / "in", module)
     (partition,) = register(dataset).partitions
     assert partition.key == "part-0"
@@ -114,10 +101,10 @@ def test_a_user_source_goes_through_the_chain(tmp_path: Path, module: str) -> No
 
 def test_the_accounting_is_recomputed_from_the_source(tmp_path: Path, module: str, monkeypatch: Any) -> None:
     """A source that lists fewer members for the index than for the check fails the check of members."""
-    (tmp_path / "part-0.zip").write_bytes(zipped(FILES))
-    dataset = declare(tmp_path / "root", tmp_path / "part-0.zip", module)
+    (tmp_path / "part-0.ar").write_bytes(archived(FILES))
+    dataset = declare(tmp_path / "root", tmp_path / "part-0.ar", module)
     register(dataset)
-    cls = sys.modules["zip_of_a_user"].ZipSource
+    cls = sys.modules["ar_of_a_user"].ArSource
     complete = cls.members
 
     def members(self: Any, *, on_damaged_shard: str = "fail", damage: Any = None) -> Any:
@@ -130,18 +117,18 @@ def test_the_accounting_is_recomputed_from_the_source(tmp_path: Path, module: st
 
 
 def test_a_damaged_archive_is_salvaged_as_an_entry(tmp_path: Path, module: str) -> None:
-    """A zip without its directory fails its partition; no built-in source takes it without the setting."""
-    (tmp_path / "part-0.zip").write_bytes(zipped(FILES)[:-100])
-    with pytest.raises(ShardError, match="not a readable zip archive"):
-        register(declare(tmp_path / "root", tmp_path / "part-0.zip", module))
+    """A truncated archive fails its partition; no built-in source takes it without the setting."""
+    (tmp_path / "part-0.ar").write_bytes(archived(FILES)[:-2])
+    with pytest.raises(ShardError, match="has no whole member"):
+        register(declare(tmp_path / "root", tmp_path / "part-0.ar", module))
     with pytest.raises(ShardError, match=r"expected tar \(.*listing"):
-        register(declare(tmp_path / "root", tmp_path / "part-0.zip", None))
+        register(declare(tmp_path / "root", tmp_path / "part-0.ar", None))
 
 
 @pytest.mark.parametrize(
     ("source", "detail"),
     [
-        ("zip", "allowed: tar, parquet, listing; or your own as module:Class"),
+        ("ar", "allowed: tar, energon, zip, "),
         ("no_such_module_here:Source", "cannot be imported"),
         ("pathlib:Path", "lacks SUFFIXES, accepts, objects, rows"),
     ],

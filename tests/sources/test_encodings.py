@@ -136,7 +136,7 @@ def test_the_index_of_a_read_shard_is_released() -> None:
     gc.disable()
     try:
         texts = TextMembers(
-            source, members, is_text=bool, max_bytes=100, decode=lambda _, payload: decode_text(payload)
+            source, members, is_text=bool, max_bytes=lambda _: 100, decode=lambda _, payload: decode_text(payload)
         )
         found = [
             read

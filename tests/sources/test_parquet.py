@@ -25,11 +25,13 @@ import mm_assets
 from mm_assets.errors import ShardError, SourceError
 from mm_assets.pipeline.state.losses import losses
 from mm_assets.pipeline.state.staleness import DatasetState
-from mm_assets.rows.base import row_sources, shard_suffixes
+from mm_assets.rows.base import row_sources
 from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.from_members import MemberRows
+from mm_assets.sources.arrow_rows import json_rows
 from mm_assets.sources.member import Member, ShardDamage
-from mm_assets.sources.parquet import MAX_LIST_CELLS, ParquetSource, json_rows
+from mm_assets.sources.parquet import ParquetSource
+from mm_assets.sources.row_members import MAX_LIST_CELLS
 from mm_assets.storage.files import SourceFile
 from tests.pipeline.chain import declare, run_chain
 
@@ -146,6 +148,77 @@ class TestMembers:
             "t/00000001.file.txt": b"t",
             "t/00000001.txt": b"b",
         }
+
+    def test_a_row_with_a_key_has_the_members_that_its_columns_and_paths_name(self, tmp_path: Path) -> None:
+        """`__key__`, names that are suffixes and paths that start with the key give the names that a tar had."""
+        table = pa.table(
+            {
+                "__key__": ["a/b", "c.d", None],
+                "__url__": ["x.tar"] * 3,
+                "depth.png": [PNG, JPEG, PNG],
+                "image": pa.array([{"bytes": JPEG, "path": "b.left.jpeg"}, None, {"bytes": JPEG, "path": "b.x"}], FILE),
+                "words.srt": ["1", None, "2"],
+                "json": ['{"n": 1.50}', None, "not JSON"],
+            }
+        )
+        assert contents(source_of(tmp_path, table)) == {
+            "a/b.json": b'{"n": 1.50}',
+            "a/b.depth.png": PNG,
+            "a/b.left.jpeg": JPEG,
+            "a/b.words.srt": b"1",
+            "c.d.depth.png": JPEG,
+            "t/00000002.json": b"not JSON",
+            "t/00000002.depth.png": PNG,
+            "t/00000002.jpg": JPEG,
+            "t/00000002.words.srt": b"2",
+        }
+
+    def test_a_row_may_state_the_suffix_of_each_member(self, tmp_path: Path) -> None:
+        """`__members__` names, divides, orders and leaves out cells and texts; what does not fit them raises."""
+        listed = [
+            [["t", "role.txt"], ["b", "0.x", 2], ["a", "jpg"], ["b", "1.y", 1]],
+            [["c", "1.png"], ["a", "a.b"], ["c", "2.png"]],
+        ]
+        table = pa.table(
+            {
+                "__key__": ["k", "l"],
+                "a": [JPEG, PNG],
+                "b": [b"xxy", b""],
+                "c": pa.array([None, [b"2", b"3"]], pa.list_(pa.binary())),
+                "t": ["text", ""],
+                "n": [1, 2],
+                "__members__": list(map(json.dumps, listed)),
+            }
+        )
+        members = list(contents(source_of(tmp_path, table)).items())
+        assert members == [
+            *[("k.json", b'{"n":1}'), ("k.role.txt", b"text"), ("k.0.x", b"xx"), ("k.jpg", JPEG), ("k.1.y", b"y")],
+            *[("l.json", b'{"n":2}'), ("l.1.png", b"2"), ("l.a.b", PNG), ("l.2.png", b"3")],
+        ]
+        wrong_values = (
+            *(
+                '[["b", "0.x", 4]]',
+                '[["b", "0.x"], ["b", "1.x"]]',
+                '[["b", "0.x", 1]]',
+                '[["b", "0.x", -1]]',
+                "{}",
+                "{",
+            ),
+            *('[["c", "x"]]', '[["a", 1]]', '[["z", "x"]]', '[["n", "x"]]', '["a"]', '[["a", "x", 1.5]]'),
+        )
+        for wrong in wrong_values:
+            table = table.set_column(6, "__members__", [[wrong] * 2])
+            with pytest.raises(ShardError, match="row group 0"):
+                list(source_of(tmp_path, table).members())
+
+    def test_columns_are_added_to_the_json_of_a_row(self, tmp_path: Path) -> None:
+        """A text column `json` stays as it is written; other columns with a value are added if it lacks their key."""
+        table = pa.table(
+            {"jpg": [JPEG] * 4, "json": ['{"n": 1.50}', "{ } ", "[1]", None], "n": [2] * 4, "m": [None, 3, 4, 5]}
+        )
+        found = contents(source_of(tmp_path, table))
+        texts = [found[f"t/{row:08d}.json"] for row in range(4)]
+        assert texts == [b'{"n": 1.50}', b'{ "n":2,"m":3}', b"[1]", b'{"n":2,"m":5}']
 
     def test_a_list_of_very_many_nulls_is_refused(self, tmp_path: Path) -> None:
         """Nulls take no bytes in the file, so their number is bounded before any is looked at."""
@@ -310,11 +383,6 @@ class TestDetection:
         listed = pa.table({**cells, "sample_id": ["a"]})
         assert isinstance(self.detected(tmp_path, listed), ListingRows)
         assert isinstance(self.detected(tmp_path, listed, "parquet"), MemberRows)
-
-    def test_a_folder_is_not_searched_for_parquet_unless_declared(self) -> None:
-        """A Parquet file beside tars may be their list: only a declared format makes it a shard of a folder."""
-        assert ".parquet" not in shard_suffixes(None, where="x")
-        assert shard_suffixes("parquet", where="x") == (".parquet",)
 
 
 class TestDamage:

@@ -8,7 +8,7 @@ import pytest
 
 from mm_assets.errors import CredentialsError, SourceError
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.listing import describe_file, expand_shards
+from mm_assets.storage.listing import ShardKind, describe_file, expand_shards
 from mm_assets.storage.store import Store
 from mm_assets.storage.urls import filesystem, reason, storage_fault
 
@@ -72,8 +72,10 @@ def test_a_refusal_without_a_reply_is_about_credentials_too(response: object) ->
 
 USES: dict[str, Callable[[str, dict[str, Any]], object]] = {
     "describe": describe_file,
-    "list a file": lambda url, options: expand_shards(url, options, suffixes=(".tar",)),
-    "list a folder": lambda url, options: expand_shards(url.removesuffix("x.tar"), options, suffixes=(".tar",)),
+    "list a file": lambda url, options: expand_shards(url, options, kinds=[ShardKind("tar", (".tar",))]),
+    "list a folder": lambda url, options: expand_shards(
+        url.removesuffix("x.tar"), options, kinds=[ShardKind("tar", (".tar",))]
+    ),
     "open": SourceFile,
     "size": lambda url, options: Store("s3://bucket/data", options).size("x.tar"),
     "read": lambda url, options: Store("s3://bucket/data", options).read_bytes("x.tar"),
@@ -142,5 +144,5 @@ def test_a_signed_url_that_ended_is_not_a_missing_file() -> None:
 def test_options_of_another_kind_of_url_are_named() -> None:
     """A key of S3 with an HTTP URL does not make the file missing: the error names the setting and the argument."""
     with pytest.raises(SourceError, match=r"`storage_options` have an argument .*'key'\)$") as caught:
-        expand_shards("http://127.0.0.1:9/a.tar", {"key": "SECRET"}, suffixes=(".tar",))
+        expand_shards("http://127.0.0.1:9/a.tar", {"key": "SECRET"}, kinds=[ShardKind("tar", (".tar",))])
     assert "SECRET" not in str(caught.value)

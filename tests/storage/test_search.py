@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mm_assets.errors import SourceError
 from mm_assets.storage.braces import MAX_EXPANDED, expand_braces
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.listing import Listing, expand_shards
+from mm_assets.storage.listing import Listing, ShardKind, expand_shards
 from mm_assets.storage.store import Store
 from mm_assets.storage.urls import filesystem, normalized_url, signed_url, split_signature, url_fault
 
@@ -30,7 +30,7 @@ def put(folder: Path, *names: str) -> Path:
 
 
 def listing(place: object) -> Listing:
-    return expand_shards(str(place), suffixes=(".tar", ".tar.gz"))
+    return expand_shards(str(place), kinds=[ShardKind("tar", (".tar", ".tar.gz"))])
 
 
 def names(place: object, below: object) -> list[str]:
@@ -321,14 +321,12 @@ def test_a_presigned_url_is_one_shard(tmp_path: Path) -> None:
         found = [listing(f"{place}?{SIGNED}{signature}").shards for signature in ("0123", "4567")]
         assert found[0] == found[1]
         assert [shard.url for shard in found[0]] == [place]
-        assert expand_shards(place, {"signature": f"{SIGNED}89ab"}, suffixes=()).shards == found[0]
+        assert expand_shards(place, {"signature": f"{SIGNED}89ab"}, kinds=[]).shards == found[0]
         with SourceFile(f"{place}?{SIGNED}0123") as file:
             assert (file.url, file.read(0, 5)) == (place, b"block")
         with pytest.raises(SourceError, match=r"refuses access \(HTTP 403\).*sign it again"):
             listing(place)
-        found_both = expand_shards(
-            f"{web.url}/block%201/part_0000{{8,9}}.tar", {"signature": f"{SIGNED}0"}, suffixes=()
-        )
+        found_both = expand_shards(f"{web.url}/block%201/part_0000{{8,9}}.tar", {"signature": f"{SIGNED}0"}, kinds=[])
         assert len(found_both.shards) == len(found_both.skipped) == 1
 
 

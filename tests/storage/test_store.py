@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from mm_assets.errors import SourceError, TruncatedError
 from mm_assets.storage import remote
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.listing import expand_shards
+from mm_assets.storage.listing import ShardKind, expand_shards
 from mm_assets.storage.ranges import MAX_REQUEST
 from mm_assets.storage.remote import RemoteFile
 from mm_assets.storage.staged import StagedStore
@@ -160,7 +160,7 @@ def test_shards_of_a_folder_a_glob_and_a_file(tmp_path: Path) -> None:
         path.write_bytes(b"x")
 
     def names(pattern: str) -> list[str]:
-        found = expand_shards(str(tmp_path / pattern), suffixes=(".tar", ".tar.gz", ".tgz"))
+        found = expand_shards(str(tmp_path / pattern), kinds=[ShardKind("tar", (".tar", ".tar.gz", ".tgz"))])
         return [shard.url.rsplit("/", 1)[-1] for shard in found.shards]
 
     assert names("a") == ["s-2.tar.gz", "s-1.tar", "s-4.tgz"]

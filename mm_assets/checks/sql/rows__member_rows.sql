@@ -1,4 +1,4 @@
--- The rows of a sample without lists are its members, each once, in the shard's order, with the modality and type of their names.
+-- The rows of a sample without lists are its members, in the shard's order, once and as their names say; of a PDF its pages.
 with
 interleaved as (
     select r.sample_id
@@ -14,9 +14,17 @@ counted as (
         m.modality as expected_modality,
         m.content_type as expected_type,
         m.is_metadata,
-        rank() over members - 1 as expected_position,
+        m.is_pdf,
+        -- A PDF takes a position for each page, which a text may share with the page's image.
+        coalesce(
+            sum(case when m.is_pdf and r.modality = 'text' then 0 else 1 end) over (
+                members range between unbounded preceding and current row exclude group
+            ),
+            0
+        )
+        + case when m.is_pdf then coalesce(s.frame_index, 0) else 0 end as expected_position,
         -- Rows up to the last that names the same member, less those before the first that does.
-        count(*) over members - expected_position as rows_of_member
+        count(*) over members - rank() over members + 1 as rows_of_member
     from rows as r
     left join rows_source_refs as s using (ordinal)
     left join index_members as m
@@ -41,10 +49,15 @@ select
 from counted
 where
     position is distinct from expected_position
-    or rows_of_member > 1
-    or modality is distinct from expected_modality
-    or content_type is distinct from expected_type
+    or (
+        not coalesce(is_pdf, false)
+        and (
+            rows_of_member > 1
+            or modality is distinct from expected_modality
+            or content_type is distinct from expected_type
+            or frame_index is not null
+        )
+    )
     or is_metadata
-    or frame_index is not null
     or materialize_error is not null
 order by row_number

@@ -13,6 +13,7 @@ join index_members as m
     on m.shard = s.path and m.member = s.member and m.byte_offset is not distinct from s.byte_offset
 where
     m.is_read
+    and not m.is_pdf
     and r.ordinal < (select ordinal from first_listed)
     and (
         (r.modality = 'metadata' and t.metadata_json_digest is distinct from m.text_digest)

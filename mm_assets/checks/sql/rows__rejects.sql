@@ -18,6 +18,7 @@ entries as (
         count(*) filter (where i.skip_reason is null) - count(m.ordinal) as num_repeated,
         any_value(m.modality) as modality,
         coalesce(bool_or(m.is_metadata), false) as is_metadata,
+        coalesce(bool_or(m.is_pdf), false) as is_pdf,
         any_value(m.text_fault) as text_fault
     from raw_shards as i
     left join index_members as m using (shard, ordinal)
@@ -31,6 +32,7 @@ named as (
         coalesce(l.label || '/', '') || e.sample_key as default_id,
         r.reason in ('bad_json', 'json_not_an_object', 'too_many_items') as is_of_json,
         r.reason in ('not_utf8', 'too_large', 'bad_compression') as is_of_text,
+        e.is_pdf and r.reason in ('bad_pdf', 'encrypted_pdf', 'pdf_too_large', 'too_large') as is_of_pdf,
         count(*) filter (where r.stage = 'index') over entry as num_of_index,
         count(*) filter (where r.reason = 'repeated_member') over entry as num_of_repeated,
         count(*) filter (where r.reason = 'duplicate_sample_id') over (partition by r.shard, e.sample_key) as num_of_sample
@@ -87,10 +89,15 @@ judged as (
             when n.reason = 'unreferenced_member' and n.sample_id not in (select sample_id from interleaved)
                 then 'its sample has no lists'
             when n.reason <> 'unreferenced_member' and n.sample_id is null then 'the sample is missing'
-            when n.reason <> 'unreferenced_member' and not (n.is_of_json or n.is_of_text) then 'an unknown reason'
-            when (n.is_of_json and not n.is_metadata) or (n.is_of_text and not n.is_metadata and n.modality <> 'text')
+            when n.reason <> 'unreferenced_member' and not (n.is_of_json or n.is_of_text or n.is_of_pdf) then 'an unknown reason'
+            when
+                not n.is_of_pdf
+                and (
+                    (n.is_of_json and not n.is_metadata)
+                    or (n.is_of_text and not n.is_metadata and n.modality <> 'text')
+                )
                 then 'its member is not read as such'
-            when (n.is_of_json or n.is_of_text) and n.text_fault <> n.reason then 'its member gives another reason'
+            when (n.is_of_json or n.is_of_text or n.is_of_pdf) and n.text_fault <> n.reason then 'its member gives another reason'
             when
                 n.sample_id <> n.default_id
                 and (n.sample_id, n.shard, n.sample_key) not in (select (sample_id, shard, sample_key) from known)

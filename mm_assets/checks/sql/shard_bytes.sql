@@ -1,4 +1,4 @@
--- Frames of TIFFs, and some other items, have the bytes that their local shard gives when they are read again.
+-- Frames of TIFFs, and some pages of PDFs and other items, have the bytes that their local shard gives when they are read again.
 -- Holds without rows in: own_rows_reread.
 select sample_id, position, modality, source_ref, crc32c, shard_crc32c
 from own_rows_reread
