@@ -134,7 +134,7 @@ def test_odd_tables_and_shards_are_drawn(tmp_path: Path, browse: Callable[..., A
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    for name, items in (("x.parquet", 2), ("x.tar", 3)):
+    for name, items in (("x.parquet", 2), ("x.tar", 2)):
         page = browse(tmp_path / name)
         foreign = watched(page)
         page.locator(".card").first.click()
@@ -143,4 +143,6 @@ def test_odd_tables_and_shards_are_drawn(tmp_path: Path, browse: Callable[..., A
         quiet(page)
         assert foreign == []
     assert page.get_by_text("first", exact=True).count() == 1
-    assert page.get_by_text("second", exact=True).count() == 1
+    page.get_by_text("It becomes no row: bad_json: ").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("1 repeated member (a.txt: ").wait_for()

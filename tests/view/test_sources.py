@@ -213,8 +213,9 @@ def test_media_of_a_row_come_out_of_its_shard(tmp_path: Path, view: Open, shared
     client = view(table)
     entry = client.get("/api/samples").json()["entries"][0]
     assert client.get(entry["picture"]).content.startswith(b"\xff\xd8")
-    kinds = [item["kind"] for item in client.get("/api/sample/0").json()["items"]]
-    assert "image" in kinds
+    items = client.get("/api/sample/0").json()["items"]
+    assert "image" in [item["kind"] for item in items]
+    assert {"source", "source_member"}.isdisjoint(item["name"].split()[-1] for item in items)
 
 
 def test_an_older_manifest_opens_by_its_digest(dataset: Path, view: Open) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.storage.urls import (
@@ -19,17 +17,12 @@ from mm_assets.storage.urls import (
     storage_errors,
     url_fault,
 )
-from mm_assets.summaries import counted
 from mm_assets.view.backends.base import Backend
-
-if TYPE_CHECKING:
-    from mm_assets.storage.files import SourceFile
 
 __all__ = ["open_backend"]
 
-MAX_TOGETHER = 64  # shards that are opened before the first page; of more each is opened when those before it are read
 _PATTERN = "*?[{"
-_TABLES = (".parquet", ".jsonl", ".ndjson")
+_FILES = (".mult", ".mstr", ".json", ".tar", ".parquet", ".jsonl", ".ndjson")  # ends of names that no folder has
 
 
 def open_backend(
@@ -53,6 +46,7 @@ def open_backend(
     """
     if not locations:
         raise ConfigError("arguments", "X", "found nothing, expected a path or URL")
+    allowed = [str(local_path(one)) if is_local(one) else one for one in allowed]
     title = ", ".join(split_signature(location)[0] for location in locations[:3]) + (
         f" and {len(locations) - 3} more" if len(locations) > 3 else ""
     )
@@ -75,11 +69,10 @@ def _expanded(location: str, options: Mapping[str, Any] | None, skipped: list[st
     url, signature = split_signature(location)
     is_file = is_local(location) and local_path(location).exists()
     if any(character in url for character in _PATTERN if character != "?" or not is_web(url)) and not is_file:
-        from mm_assets.rows.base import shard_suffixes
+        from mm_assets.rows.base import shard_kinds
         from mm_assets.storage.listing import expand_shards
 
-        suffixes = shard_suffixes(None, where="arguments")
-        listing = expand_shards(normalized_url(location), options, suffixes=suffixes)
+        listing = expand_shards(normalized_url(location), options, kinds=shard_kinds(None, where="arguments"))
         if not listing.shards:
             raise SourceError(url, "; ".join(("matches no file", *listing.skipped[:3])))
         skipped += listing.skipped
@@ -90,15 +83,15 @@ def _expanded(location: str, options: Mapping[str, Any] | None, skipped: list[st
 def _is_folder(url: str, options: Mapping[str, Any] | None) -> bool:
     if is_local(url):
         return local_path(url).is_dir()
-    if split_signature(url)[0].endswith((".mult", ".mstr", ".json", ".tar", *_TABLES)):
-        return False  # a file by its name: this saves a request
+    if split_signature(url)[0].endswith(_FILES):
+        return False  # which saves a request
     fs, path = filesystem(url, options)
     with storage_errors(url, "cannot be read"):
         return bool(fs.isdir(path))
 
 
 def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterable[str], skipped: list[str]) -> Backend:
-    from mm_assets.rows.base import shard_suffixes
+    from mm_assets.rows.base import shard_kinds
     from mm_assets.storage.listing import expand_shards
     from mm_assets.storage.store import Store
 
@@ -113,9 +106,9 @@ def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterab
     datasets = _datasets_in(folder, options)
     if datasets:
         raise ConfigError("arguments", "X", f"{folder} holds datasets: name one, such as {folder}/{datasets[0]}")
-    listing = expand_shards(folder, options, suffixes=shard_suffixes(None, where="arguments"))
+    listing = expand_shards(folder, options, kinds=shard_kinds(None, where="arguments"))
     skipped += listing.skipped
-    files = [shard.url for shard in listing.shards] or [store.url_of(name) for name in names if name.endswith(_TABLES)]
+    files = [shard.url for shard in listing.shards]
     if not files:
         raise SourceError(folder, "; ".join(("holds no packed files, no shards and no tables", *listing.skipped[:3])))
     return _open_files(files, folder, options, allowed)
@@ -146,114 +139,62 @@ def _open_packed(path: str | list[str], title: str, options: Mapping[str, Any] |
 def _open_files(urls: Sequence[str], title: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Backend:
     if len(urls) == 1 and urls[0].endswith(".json"):
         return _open_packed(urls[0], title, options)
+    packed = list(urls) if len(urls) > 1 else urls[0]
     if all(url.endswith((".mult", ".mstr")) for url in urls):
-        return _open_packed(list(urls) if len(urls) > 1 else urls[0], title, options)
+        return _open_packed(packed, title, options)
+    prefixes = tuple(allowed)
+    first = _open_file(urls[0], title, options, prefixes)
+    if first is None:
+        return _open_packed(packed, title, options)
+    if len(urls) == 1:
+        return first
+    from mm_assets.view.backends.joined import join
+
+    first.close()  # it is opened again as the others are, any of which may become unreadable
+    return join(urls, title, first.kind, lambda url: _open_further(url, first.kind, options, prefixes))
+
+
+def _open_further(url: str, kind: str, options: Mapping[str, Any] | None, allowed: Sequence[str]) -> Backend:
+    found = _open_file(url, url, options, allowed)
+    if found is None or found.kind != kind:
+        raise SourceError(url, f"is not a {kind}, as the first file is: name files of one kind")
+    return found
+
+
+def _open_file(url: str, title: str, options: Mapping[str, Any] | None, allowed: Sequence[str]) -> Backend | None:
+    """The backend of a file that is not packed; None of a packed one."""
+    from mm_assets.formats.records import MSTR_MAGIC, MULT_MAGIC
+    from mm_assets.rows.base import source_formats
+    from mm_assets.rows.from_listing import ListingRows
+    from mm_assets.sources.base import detect
     from mm_assets.storage.files import SourceFile
-
-    together = len(urls) <= MAX_TOGETHER
-    files: list[SourceFile] = []
-    try:
-        for url in urls if together else urls[:1]:
-            files.append(SourceFile(url, options))
-        kind = _kind(files[0])
-        if kind == "shard" and together:
-            from mm_assets.view.backends.container import ContainerBackend
-
-            return ContainerBackend(files, title)
-        if kind == "table" and len(urls) == 1:
-            return _open_table(files[0], title, options, allowed)
-    except BaseException:
-        for file in files:
-            file.close()
-        raise
-    for file in files:
-        file.close()
-    if kind == "packed":
-        return _open_packed(list(urls) if len(urls) > 1 else urls[0], title, options)
-    return _open_joined(kind, urls, title, options, allowed)
-
-
-def _open_joined(
-    kind: str, urls: Sequence[str], title: str, options: Mapping[str, Any] | None, allowed: Iterable[str]
-) -> Backend:
-    from mm_assets.sources.samples import shard_labels
-    from mm_assets.view.backends.joined import JoinedBackend
-
-    labels, prefixes = shard_labels(list(urls)), tuple(allowed)
-    sources = {labels[url]: partial(_open_one, kind, url, options, prefixes) for url in urls}
-    return JoinedBackend(title, counted(len(sources), kind), sources)
-
-
-def _open_one(kind: str, url: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Backend:
-    from mm_assets.storage.files import SourceFile
+    from mm_assets.view.backends.row_files import JsonLines, ParquetRows
+    from mm_assets.view.backends.rows import RowsBackend, open_source
 
     file = SourceFile(url, options)
     try:
-        if _kind(file) != kind:
-            raise SourceError(url, f"is not a {kind}, as the first file is: name files of one kind")
-        if kind == "shard":
-            from mm_assets.view.backends.container import ContainerBackend
-
-            return ContainerBackend([file], url)
-        return _open_table(file, url, options, allowed)
+        if (head := file.read(0, min(4, file.size))) in (MULT_MAGIC, MSTR_MAGIC):
+            return None
+        found = detect(file, source_formats(None, where="arguments"))
+        if found is not ListingRows:
+            kind = "shard" if hasattr(found, "members") else "table"
+            return open_source(file, title, options, allowed, kind=kind)
+        # Any table is shown, also one that is not a list of files.
+        table = ParquetRows(file) if ListingRows.accepts(head) else JsonLines(file)
+        return RowsBackend(table, title, _may_name(file.url, options, allowed), options)
     except BaseException:
         file.close()
         raise
-
-
-def _kind(file: SourceFile) -> str:
-    """What a file is: ``packed``, a ``shard``, or a ``table`` of rows."""
-    from mm_assets.formats.records import MSTR_MAGIC, MULT_MAGIC
-    from mm_assets.sources.base import detect
-    from mm_assets.sources.head import HEAD_BYTES
-    from mm_assets.sources.tar import TarSource
-
-    head = file.read(0, min(HEAD_BYTES, file.size))
-    if head[:4] in (MULT_MAGIC, MSTR_MAGIC):
-        return "packed"
-    if TarSource.accepts(head):  # the first that is asked anyway, without what tables of rows import
-        return "shard"
-    from mm_assets.rows.base import source_formats
-
-    found = detect(file, source_formats(None, where="arguments"))
-    return "shard" if hasattr(found, "members") else "table"
-
-
-def _open_table(file: SourceFile, title: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Backend:
-    from mm_assets.sources.parquet import PARQUET_MAGIC
-    from mm_assets.view.backends.references import References
-    from mm_assets.view.backends.row_files import JsonLines, ParquetRows, RowFile
-    from mm_assets.view.backends.rows import RowsBackend
-
-    is_parquet = file.read(0, min(4, file.size)) == PARQUET_MAGIC
-    table: RowFile = ParquetRows(file) if is_parquet else JsonLines(file)
-    references = References(_may_name(file.url, options, allowed), options)
-    return RowsBackend(table, title, references, "Parquet table" if is_parquet else "list of JSON")
 
 
 def _may_name(table: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Callable[[str], bool]:
     """What the rows of a table may name: files below its folder, the shards of its dataset, and what is allowed."""
-    from mm_assets.rows.source_ref import is_allowed_reference
+    from mm_assets.view.backends.references import below
 
     folder = table.rpartition("/")[0]
     shards = _shards_of_dataset(folder.rpartition("/")[0], options)
-    prefixes = (f"{folder}/", *(str(local_path(one)) if is_local(one) else one for one in allowed))
-
-    def may_name(path: str) -> bool:
-        if path in shards:
-            return True
-        if not is_allowed_reference(path, prefixes):
-            return False
-        # A link in the folder must not lead out of it.
-        return not is_local(path) or is_allowed_reference(os.path.realpath(path), tuple(map(_real, prefixes)))
-
-    return may_name
-
-
-def _real(prefix: str) -> str:
-    if not is_local(prefix):
-        return prefix
-    return os.path.realpath(prefix) + ("/" if prefix.endswith("/") else "")
+    is_below = below((f"{folder}/", *allowed))
+    return lambda path: path in shards or is_below(path)
 
 
 def _shards_of_dataset(folder: str, options: Mapping[str, Any] | None) -> frozenset[str]:

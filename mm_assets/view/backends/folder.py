@@ -20,11 +20,10 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.storage.files import SourceFile
 from mm_assets.view.backends.base import Backend, Entry, NoSampleError, Picture
-from mm_assets.view.backends.container import ContainerBackend
+from mm_assets.view.backends.joined import join
 from mm_assets.view.backends.packed import PackedBackend
-from mm_assets.view.backends.references import References
 from mm_assets.view.backends.row_files import ParquetRows
-from mm_assets.view.backends.rows import RowsBackend
+from mm_assets.view.backends.rows import RowsBackend, open_source
 
 if TYPE_CHECKING:
     from mm_assets.view.sample_table import SampleTable
@@ -280,14 +279,18 @@ class FolderBackend(Backend):
 
         shards = state.partitions[key].shards if key in state.partitions else ()
         if stage == "shards":
-            return ContainerBackend([SourceFile(shard.url, self._options) for shard in shards], key)
+            if len(shards) == 1:
+                return self._open_shard(shards[0].url)
+            return join([shard.url for shard in shards], key, "shard", self._open_shard)
         url = self.dataset.store.url_of(path)
         if stage == PACKED_FOLDER:
             return PackedBackend(mm_assets.open(url, storage_options=self._options), url)
         urls = {shard.url for shard in shards}
-        return RowsBackend(
-            ParquetRows(SourceFile(url, self._options)), url, References(urls.__contains__, self._options), stage
-        )
+        table = ParquetRows(SourceFile(url, self._options))
+        return RowsBackend(table, url, urls.__contains__, self._options, stage)
+
+    def _open_shard(self, url: str) -> Backend:
+        return open_source(SourceFile(url, self._options), url, self._options)
 
     def close(self) -> None:
         """Closes everything that is open."""

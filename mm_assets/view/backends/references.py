@@ -1,41 +1,50 @@
-"""The content that a row of a table names in a shard or file: followed only where that is allowed."""
+"""The content that a row names in a shard or file: followed only where that is allowed."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mm_assets.display import Content
 from mm_assets.errors import SourceError
-from mm_assets.rows.source_ref import SourceRef
-from mm_assets.sources.base import open_container
+from mm_assets.rows.columns import row_tuples
+from mm_assets.rows.source_ref import SourceRef, is_allowed_reference
+from mm_assets.sources.compressed import decompress, is_compressed
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.urls import redirects_only_to
-from mm_assets.view.backends.scratch import HeldContents
+from mm_assets.storage.urls import is_local, redirects_only_to
+from mm_assets.view.backends.row_files import RowFile
 
-__all__ = ["References"]
+__all__ = ["References", "below"]
 
 MAX_OPEN = 32  # files
-MAX_WHOLE = 64 << 20  # bytes of a member that is read by a pass over its shard
+MAX_WHOLE = 64 << 20  # bytes of a content that is not one range of a file
+MAX_HELD = 128 << 20  # bytes of the contents of this kind that are held; others are read again
+MAX_TOGETHER = 64  # contents of a page that one pass over their file reads
 
 
 class References:
     """Opens what rows refer to.
 
     Args:
-        is_allowed: whether a row may name a path or URL: a table is not trusted.
+        table: the rows.
+        is_allowed: whether a row may name a path or URL beside its own file: a table is not trusted.
         storage_options: arguments for the URLs' file system.
     """
 
-    def __init__(self, is_allowed: Callable[[str], bool], storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, table: RowFile, is_allowed: Callable[[str], bool], storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._table = table
         self._is_allowed = is_allowed
         self._options = storage_options
         self._lock = threading.Lock()
-        self._held = HeldContents()
         self._open: OrderedDict[str, SourceFile] = OrderedDict()
+        self._reading = threading.Lock()  # of contents that are held
+        self._held: OrderedDict[SourceRef, bytes] = OrderedDict()
+        self._expected: Sequence[SourceRef] = ()
 
     def content(self, ref: SourceRef) -> Content:
         """What a locator names, in parts where it is one range of a file.
@@ -45,25 +54,75 @@ class References:
         """
         if ref.path is None:
             raise SourceError("source_ref", "names no file")
-        if not self._is_allowed(ref.path):
+        if ref.path != self._table.file.url and not self._is_allowed(ref.path):
             detail = "is named by a row, and is neither a shard of the dataset nor below the folder of the table"
             raise SourceError(ref.path, detail)
-        file = self._file(ref.path)
-        if ref.byte_offset is not None and ref.byte_size is not None:
-            file.check(ref.byte_offset, ref.byte_size)
-            return self._range(ref.path, ref.byte_offset, ref.byte_size)
-        if ref.member is None:
-            return self._range(ref.path, 0, file.size)
-        return self._held.content((ref.path, ref.member), partial(self._member, ref.path, ref.member))
+        path, ref = ref.path, ref._replace(frame_index=None)
+        if not is_ranged(ref):
+            return Content(len(self._whole(ref)), lambda at, size: self._whole(ref)[at : at + size])
+        file = self._file(path)
+        start, size = (0, file.size) if ref.byte_offset is None else (ref.byte_offset, ref.byte_size or 0)
+        file.check(start, size)
+        # Each read opens the file again if it is no longer open: a sample may name hundreds of them.
+        return Content(size, lambda at, count: self._file(path).read(start + at, count))
 
-    def _range(self, path: str, start: int, size: int) -> Content:
-        """A range of a file, which each read opens again if it is no longer open: a sample may name hundreds."""
-        return Content(size, lambda offset, count: self._file(path).read(start + offset, count))
+    def expect(self, refs: Iterable[SourceRef]) -> None:
+        """Says what will be asked for next, so that one pass over a file reads all of it."""
+        self._expected = [ref._replace(frame_index=None) for ref in refs if not is_ranged(ref)][:MAX_TOGETHER]
 
-    def _member(self, path: str, member: str) -> bytes:
-        return _member_of(self._file(path), member)
+    def _whole(self, ref: SourceRef) -> bytes:
+        """A content that is not one range of a file: from memory, or read with others that are expected."""
+        with self._reading:
+            if ref in self._held:
+                self._held.move_to_end(ref)
+                return self._held[ref]
+            if self._table.is_stream and ref.path == self._table.file.url and ref.member is not None:
+                found = self._table.passed(ref.member)
+                found = decompress(found, ref.member, MAX_WHOLE) if is_compressed(ref.member) else found
+                self._hold(ref, found)
+                return found
+            together = [one for one in self._expected if one.path == ref.path and one not in self._held and one != ref]
+            self._expected = ()
+            return self._extracted(ref, together)
+
+    def _extracted(self, ref: SourceRef, together: Sequence[SourceRef]) -> bytes:
+        import pyarrow as pa
+
+        from mm_assets.rows.materialize import MaterializeStream
+        from mm_assets.rows.schema import MULTIMODAL_SCHEMA
+
+        refs = [ref, *together]
+        rows = [{"sample_id": "", "position": 0, "modality": "binary", "source_ref": one.to_json()} for one in refs]
+        batches = MaterializeStream(
+            [pa.RecordBatch.from_pylist(rows, schema=MULTIMODAL_SCHEMA)],
+            open_file=self._file,
+            allowed=lambda _path: True,  # `content` has asked
+            max_content_bytes=MAX_WHOLE,
+        )
+        found: bytes | None = None
+        fault = ""
+        read = iter(refs)
+        for batch in batches:
+            for content, error in row_tuples(batch, "binary_content", "materialize_error"):
+                one = next(read)
+                if one is ref:
+                    found, fault = content, error
+                elif content is not None:
+                    self._hold(one, content)
+        if found is None:
+            raise SourceError(ref.path, fault.removeprefix(f"{ref.path}, member {ref.member!r}: "), member=ref.member)
+        self._hold(ref, found)
+        return found
+
+    def _hold(self, ref: SourceRef, content: bytes) -> None:
+        self._held[ref] = content
+        total = sum(map(len, self._held.values()))
+        while total > MAX_HELD and len(self._held) > 1:
+            total -= len(self._held.popitem(last=False)[1])
 
     def _file(self, path: str) -> SourceFile:
+        if path == self._table.file.url:
+            return self._table.file
         with self._lock:
             file = self._open.get(path)
             if file is None:
@@ -77,19 +136,26 @@ class References:
     def close(self) -> None:
         """Closes the files."""
         with self._lock:
-            _close(self._open.values())
+            for file in self._open.values():
+                file.close()
             self._open.clear()
 
 
-def _member_of(file: SourceFile, wanted: str) -> bytes:
-    """The content of a member, by a pass over its shard."""
-    for _, content in open_container(file).payloads(
-        wanted=lambda one: one.member == wanted, max_bytes=MAX_WHOLE, on_damaged_shard="salvage"
-    ):
-        return content
-    raise SourceError(file.url, "the shard has no such member", member=wanted)
+def below(prefixes: Iterable[str]) -> Callable[[str], bool]:
+    """Returns whether a path or URL is below one of the prefixes, also after its symbolic links were followed."""
+    allowed = tuple(prefixes)
+    real = tuple(
+        os.path.realpath(one) + ("/" if one.endswith("/") else "") if is_local(one) else one for one in allowed
+    )
+
+    def is_below(path: str) -> bool:
+        if not is_allowed_reference(path, allowed):
+            return False
+        return not is_local(path) or is_allowed_reference(os.path.realpath(path), real)
+
+    return is_below
 
 
-def _close(files: Iterable[SourceFile]) -> None:
-    for file in files:
-        file.close()
+def is_ranged(ref: SourceRef) -> bool:
+    """Whether a content is a range of a file, or a whole one, as it is."""
+    return (ref.member is None or ref.byte_offset is not None) and not is_compressed(ref.member or ref.path)

@@ -1,16 +1,21 @@
-"""Files of rows, read in parts: Parquet tables and lines of JSON. A row is a mapping; nothing of it is trusted."""
+"""Files of rows, read in parts: Parquet tables and lines of JSON. A row is a mapping; nothing of it is trusted.
+
+The rows of all other files, and of containers, are made by `mm_assets.view.backends.source_rows`.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import threading
+from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from mm_assets.errors import ShardError, SourceError, first_line
+from mm_assets.rows.source_ref import SourceRef
 from mm_assets.sources.parquet import PARQUET_ERRORS
 from mm_assets.storage.files import SourceFile
 
@@ -25,38 +30,65 @@ MAX_PARSED = 4 << 20  # of which so many are parsed: of empty lists they take a 
 _READ = 1 << 20
 
 
-class RowFile(Protocol):
+class RowFile(ABC):
     """A file of rows.
 
     Attributes:
         file: the file.
+        columns: the columns, as far as they are known.
+        folders: folders, each with a final slash, of files that the rows may name.
+        unpacked: whether it has all rows of a file that is not packed; those of a sample may be far from each other.
+        is_stream: whether the contents that rows name in the file itself come from `passed`.
     """
 
     file: SourceFile
+    columns: Sequence[str] = ()
+    folders: Sequence[str] = ()
+    unpacked: ClassVar[bool] = False
+    is_stream = False
 
     @property
-    def columns(self) -> Sequence[str]:
-        """The columns, as far as they are known."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that are known so far."""
-
-    @property
+    @abstractmethod
     def is_complete(self) -> bool:
         """Whether all rows are known."""
 
-    def reach(self) -> None:
-        """Reads on by some rows."""
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """Rows that are known so far."""
 
+    @abstractmethod
     def ids(self, start: int, stop: int) -> Sequence[object]:
         """The values of `sample_id` of known rows; None of those without."""
 
+    @abstractmethod
     def rows(self, start: int, stop: int) -> Sequence[Mapping[str, Any]]:
         """Known rows."""
 
+    def reach(self) -> None:  # noqa: B027  # a default: of a table all rows are known
+        """Reads on by some rows."""
 
-class ParquetRows:
+    def passed(self, member: str) -> bytes:
+        """The content of a member of a stream."""
+        raise SourceError(self.file.url, "holds no members", member=member)
+
+    def rejects(self, sample_id: str) -> Sequence[tuple[SourceRef, str]]:
+        """Members of a sample that became no row, and why."""
+        return ()
+
+    def note(self) -> str:
+        """What users should know of the file."""
+        return ""
+
+    def end_reading(self) -> None:  # noqa: B027  # a default: most have no thread
+        """Ends threads that read on."""
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.file.close()
+
+
+class ParquetRows(RowFile):
     """A Parquet table.
 
     Args:
@@ -65,8 +97,6 @@ class ParquetRows:
     Raises:
         ShardError: it is not a Parquet file.
     """
-
-    is_complete = True
 
     def __init__(self, file: SourceFile) -> None:
         self.file = file
@@ -77,7 +107,7 @@ class ParquetRows:
             raise
         except PARQUET_ERRORS as error:
             raise ShardError(file.url, f"its footer cannot be read: {first_line(error)}", byte_offset=0) from error
-        self.columns: Sequence[str] = tuple(self._table.schema_arrow.names)
+        self.columns = tuple(self._table.schema_arrow.names)
         self._starts = [0]
         for size in sizes:
             self._starts.append(self._starts[-1] + max(size, 0))
@@ -94,12 +124,14 @@ class ParquetRows:
         return min(max(int(BATCH_BYTES / mean), 1), BATCH_ROWS)
 
     @property
+    def is_complete(self) -> bool:
+        """True: the footer has their number."""
+        return True
+
+    @property
     def num_rows(self) -> int:
         """Rows."""
         return self._starts[-1]
-
-    def reach(self) -> None:
-        """Nothing: all rows are known."""
 
     def ids(self, start: int, stop: int) -> Sequence[object]:
         """The values of `sample_id`."""
@@ -235,14 +267,12 @@ def _values(column: Any) -> list[Any]:
     return found
 
 
-class JsonLines:
+class JsonLines(RowFile):
     """A file with an object of JSON in each line, found line by line.
 
     Args:
         file: the list.
     """
-
-    columns: Sequence[str] = ()
 
     def __init__(self, file: SourceFile) -> None:
         self.file = file

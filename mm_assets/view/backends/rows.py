@@ -1,4 +1,4 @@
-"""Tables of rows: a stage's table, a list of files, or any Parquet or JSONL file. The rows of an id are a sample."""
+"""Rows as samples: those of a file that is not packed, of a stage's table, of a list of files, or of any table."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import json
 import threading
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mm_assets.display import Content, Item, column_item, content_item, linked
 from mm_assets.errors import SourceError
-from mm_assets.rows.schema import METADATA_POSITION, RESERVED_COLUMNS
+from mm_assets.media.content_types import content_type_of_name
+from mm_assets.rows.schema import METADATA_POSITION, MULTIMODAL_SCHEMA, SOURCE_SCHEMA
 from mm_assets.rows.source_ref import SourceRef, parse_source_ref, source_ref_of
+from mm_assets.sources.compressed import content_name
+from mm_assets.sources.member import plain_name, split_member_name
+from mm_assets.storage.files import SourceFile
 from mm_assets.view.backends.base import (
     NO_PICTURE,
     PAGE_SECONDS,
@@ -25,44 +31,67 @@ from mm_assets.view.backends.base import (
     fingerprint,
     shortened,
 )
-from mm_assets.view.backends.cards import PICTURED_MODALITIES
-from mm_assets.view.backends.references import References
+from mm_assets.view.backends.cards import MAX_CANDIDATES, PICTURED_MODALITIES, text_of
+from mm_assets.view.backends.references import References, below
 from mm_assets.view.backends.row_files import ID_ROWS, RowFile
+from mm_assets.view.backends.source_rows import SourceRows
 
-__all__ = ["RowsBackend"]
+__all__ = ["RowsBackend", "open_source"]
 
 MAX_ROWS = 400  # of one sample that are shown
 MAX_SHOWN = 400  # items of one sample
 MAX_COLUMNS = 400  # in the head of the page
 MAX_NAME = 200  # characters of their names
-_SKIPPED = RESERVED_COLUMNS | {"path", "binary_content_size", "binary_content_crc32c"}
+MAX_LISTED = 40  # rows of a sample that its card is made of, and of its members that became none
+CARD_TEXT = 16 << 10  # characters of a JSON or table whose words a card may show
+SCAN_SECONDS = 0.1  # for rows that have been made and that no request waits for
+_TEXT_COLUMNS = ("text", "caption", "text_content", "title")
+_OF_OTHERS = frozenset({"path", "source_ref", "sample_id"})  # columns of any table that are not values
+_SKIPPED = {*MULTIMODAL_SCHEMA.names, "path", "binary_content_size", "binary_content_crc32c"}
 
 
 class RowsBackend(Backend):
-    """The samples of a table: its rows with one `sample_id` after the other, or each row.
+    """The samples of a table: its rows with one `sample_id`, or each row.
 
     Args:
         table: open; the backend closes its file.
         title: what the page calls it.
-        references: opens what rows name.
-        kind: what it is, in words.
+        is_allowed: whether a row may name a path or URL beside its own file.
+        storage_options: arguments for the file system of what rows name.
+        kind: what it is, as text.
     """
 
-    def __init__(self, table: RowFile, title: str, references: References, kind: str = "table") -> None:
+    def __init__(
+        self,
+        table: RowFile,
+        title: str,
+        is_allowed: Callable[[str], bool],
+        storage_options: Mapping[str, Any] | None = None,
+        kind: str = "table",
+    ) -> None:
         super().__init__(title, kind)
         self._table = table
-        self._references = references
+        self._references = References(table, is_allowed, storage_options)
         self._starts = array("q")  # the first row of each sample
+        self._lengths = array("q")  # and how many rows of it follow there, itself included
+        self._later: dict[int, list[int]] = {}  # its rows elsewhere, by the number of the sample
+        self._numbers: dict[int, int] = {}  # of samples, by the hash of their id
         self._scanned = 0  # rows that have been assigned to samples
         self._last: object = None  # the id of the row before
+        self._number = -1  # of its sample
         self._lock = threading.Lock()
 
     # --- which rows are a sample --------------------------------------------------------------------------------------
 
     def reach(self, count: int, seconds: float) -> None:
-        """Assigns rows to samples until so many are known."""
-        ends = time.monotonic() + seconds
-        while len(self._starts) <= count and not self.is_complete and time.monotonic() < ends:
+        """Assigns rows to samples until so many are known, and those that have been made anyway."""
+        begun = time.monotonic()
+        while not self.is_complete:
+            is_known = len(self._starts) > count
+            if is_known and not (self._table.unpacked and self._scanned < self._table.num_rows):
+                return
+            if time.monotonic() - begun > (min(seconds, SCAN_SECONDS) if is_known else seconds):
+                return
             with self._lock:
                 self._scan()
 
@@ -74,9 +103,22 @@ class RowsBackend(Backend):
         stop = min(self._scanned + ID_ROWS, self._table.num_rows)
         for row, sample_id in enumerate(self._table.ids(self._scanned, stop), self._scanned):
             if sample_id is None or sample_id != self._last:
-                self._starts.append(row)
+                self._number = self._sample_of(sample_id)
+            if self._number == len(self._starts):
+                self._lengths.append(1)
+                self._starts.append(row)  # last: other threads read samples by how many of these there are
+            elif self._starts[self._number] + self._lengths[self._number] == row:
+                self._lengths[self._number] += 1
+            else:
+                self._later.setdefault(self._number, []).append(row)
             self._last = sample_id
         self._scanned = stop
+
+    def _sample_of(self, sample_id: object) -> int:
+        """The number of the sample that a row with another id than the one before belongs to."""
+        new = len(self._starts)
+        # The hash of a text has a secret of the process in it, so that no ids can be made to collide.
+        return new if sample_id is None or not self._table.unpacked else self._numbers.setdefault(hash(sample_id), new)
 
     @property
     def is_complete(self) -> bool:
@@ -87,10 +129,17 @@ class RowsBackend(Backend):
         """Samples that are known to be whole, which the last one is only at the end."""
         return max(len(self._starts) - (0 if self.is_complete else 1), 0)
 
-    def _rows(self, index: int) -> Sequence[Mapping[str, Any]]:
+    def _num_rows(self, index: int) -> int:
+        return self._lengths[index] + len(self._later.get(index, ()))
+
+    def _rows(self, index: int, limit: int) -> list[Mapping[str, Any]]:
+        """The rows of a sample, as many as the limit, without a metadata row that says nothing."""
         start = self._starts[index]
-        stop = self._starts[index + 1] if index + 1 < len(self._starts) else self._scanned
-        return self._table.rows(start, min(stop, start + MAX_ROWS))
+        rows = list(self._table.rows(start, start + min(self._lengths[index], limit)))
+        for row in self._later.get(index, ())[: limit - len(rows)]:
+            rows += self._table.rows(row, row + 1)
+        told = [row for row in rows if row.get("position") != METADATA_POSITION or row.get("metadata_json") is not None]
+        return told or rows
 
     def ids(self, start: int, stop: int) -> Sequence[str]:
         """The ids of samples; the number of its row where it has none."""
@@ -103,15 +152,21 @@ class RowsBackend(Backend):
     # --- what is in it ------------------------------------------------------------------------------------------------
 
     def about(self) -> Mapping[str, Any]:
-        """Rows and columns."""
+        """Rows, columns and the size of the file."""
         return {
             "rows": self._table.num_rows,
             "columns": [name[:MAX_NAME] for name in self._table.columns[:MAX_COLUMNS]],
+            "bytes": self._table.file.size,
         }
+
+    def note(self) -> str:
+        """As the table's."""
+        return self._table.note()
 
     def entries(self, indices: Sequence[int]) -> Sequence[Entry]:
         """The cards of chosen samples."""
         found = []
+        expected: list[SourceRef] = []
         ends = time.monotonic() + PAGE_SECONDS
         for index in indices:
             self.check(index)
@@ -120,89 +175,131 @@ class RowsBackend(Backend):
                 found.append(Entry(index=index, id=f"sample {index}", note=note))
                 continue
             try:
-                found.append(self._entry(index))
+                rows = self._rows(index, MAX_LISTED)
+                found.append(self._entry(index, rows))
+                expected += self._refs(_pictured(rows)[:1])
             except SourceError as error:  # one damaged row group must not hide the others
                 found.append(Entry(index=index, id=f"sample {index}", note=str(error)))
+        self._references.expect(expected)
         return found
 
-    def _entry(self, index: int) -> Entry:
-        rows = self._rows(index)
-        pictured = _pictured(rows)
-        text = next((shortened(text) for row in rows if (text := _text(row))), "")
-        names = tuple(dict.fromkeys(str(row["modality"]) for row in rows if row.get("modality")))
+    def _entry(self, index: int, rows: Sequence[Mapping[str, Any]]) -> Entry:
+        names = tuple(dict.fromkeys(filter(None, _names(rows, numbered=False))))
         errors = [row["materialize_error"] for row in rows if row.get("materialize_error")]
         return Entry(
             index=index,
             id=_id_text(rows[0].get("sample_id"), self._starts[index]),
-            text=text,
+            text=shortened(_text(rows)),
             names=names or tuple(name for name, value in rows[0].items() if value is not None),
-            picture="" if pictured is None else self._identity(index, pictured),
+            picture=self._picture_of(index, rows).identity,
             note=str(errors[0]) if errors else "",
         )
 
     def picture(self, index: int) -> Picture:
         """The first media of a kind that has one."""
         self.check(index)
-        rows = self._rows(index)
-        place = _pictured(rows)
-        if place is None:
+        return self._picture_of(index, self._rows(index, MAX_LISTED))
+
+    def _picture_of(self, index: int, rows: Sequence[Mapping[str, Any]]) -> Picture:
+        chosen = _pictured(rows)
+        if not chosen:
             return NO_PICTURE
-        item = partial(self._read_media, rows[place], "picture")
-        return Picture(identity=self._identity(index, place), items=(item,))
+        items = tuple(partial(self._read_media, row, "picture") for row in chosen)
+        places = (row.get("source_ref") or row.get("position") for row in chosen)
+        return Picture(identity=self._identity(index, *places), items=items)
 
     def identity(self, index: int) -> str:
-        """Follows from the file as it was opened."""
+        """Follows from the file as it was opened, and how many rows of the sample are known."""
         self.check(index)
-        return self._identity(index, -1)
+        return self._identity(index, self._num_rows(index))
 
-    def _identity(self, index: int, row: int) -> str:
+    def _identity(self, index: int, *facts: object) -> str:
         file = self._table.file
-        return fingerprint(file.identity, file.fingerprint, self._starts[index], row)
+        return fingerprint(file.identity, file.fingerprint, self._starts[index], *facts)
 
     def items(self, index: int) -> tuple[Item, ...]:
-        """The rows of a sample in order, each as its text or its media, and its further columns."""
+        """The rows of a sample in order, each as its text or its media and its further columns; then what became none.
+
+        A text that is part of the sample's JSON is shown there, and the frames of an image together.
+        """
         self.check(index)
+        rows = self._rows(index, MAX_ROWS)
+        self._references.expect(self._refs(rows))
         items: list[Item] = []
-        rows = self._rows(index)
+        shown: set[SourceRef] = set()
+        document = _document(rows)
         ends, note = time.monotonic() + SAMPLE_SECONDS, ""
-        for place, row in enumerate(rows):
+        more = self._num_rows(index) - MAX_ROWS
+        for place, (row, name) in enumerate(zip(rows, _names(rows), strict=True)):
             if time.monotonic() > ends:
-                note = f"{len(rows) - place:,} more rows are not shown: those before them took {SAMPLE_SECONDS:g} s."
+                more = len(rows) - place + max(more, 0)
+                note = f"{more:,} more rows are not shown: those before them took {SAMPLE_SECONDS:g} s."
                 break
-            prefix = (
-                "" if len(rows) == 1 or row.get("position") == METADATA_POSITION else f"{row.get('position', place)} "
-            )
-            items += self._row_items(row, prefix)
+            refs = self._refs([row])
+            is_repeated = any(ref in shown for ref in refs)
+            is_in_document = self._table.unpacked and document is not None and row.get("source_ref") == document
+            if is_repeated or (is_in_document and row.get("text_content") is not None):
+                continue
+            shown.update(refs)
+            is_one = len(rows) == 1 or row.get("position") == METADATA_POSITION
+            items += self._row_items(row, name, "" if is_one else f"{row.get('position', place)} ")
+        if not note and more > 0:
+            note = f"{more:,} more rows."
+        key = _key(rows)
+        rejects = self._table.rejects(self.sample_id(index))[:MAX_LISTED]
+        items += [self._reject_item(ref, reason, key) for ref, reason in rejects]
         left = len(items) - MAX_SHOWN
         note = f"{left:,} more values. {note}".strip() if left > 0 else note
-        shown = linked(distinct(items[:MAX_SHOWN]))
-        return (*shown, Item(name="…", kind="unreadable", note=note)) if note else shown
+        found = linked(distinct(items[:MAX_SHOWN]))
+        return (*found, Item(name="…", kind="unreadable", note=note)) if note else found
 
-    def _row_items(self, row: Mapping[str, Any], prefix: str) -> list[Item]:
-        modality = str(row.get("modality") or "content")
+    def _refs(self, rows: Iterable[Mapping[str, Any]]) -> list[SourceRef]:
+        """What the media rows among some rows name, without the number of a frame."""
+        found = []
+        for row in rows:
+            if _has_media(row) and not isinstance(row.get("binary_content"), bytes):
+                with suppress(SourceError):  # its item says so
+                    found.append(_reference(row, self._table.file.url)._replace(frame_index=None))
+        return found
+
+    def _row_items(self, row: Mapping[str, Any], name: str, prefix: str) -> list[Item]:
         items = []
-        if row.get("position") == METADATA_POSITION and row.get("metadata_json") is not None:
-            items.append(column_item("metadata", _parsed(row["metadata_json"])))
-        elif row.get("text_content") is not None:
-            items.append(column_item(f"{prefix}{modality}", row["text_content"]))
+        text, content_type = row.get("text_content"), row.get("content_type")
+        if row.get("position") == METADATA_POSITION and isinstance(row.get("metadata_json"), str):
+            items.append(content_item(name, _content_of(row["metadata_json"]), "application/json"))
+        elif isinstance(text, str):
+            claimed = content_type if isinstance(content_type, str) else "text/plain"
+            items.append(content_item(name, _content_of(text), claimed))
         elif _has_media(row):
-            items.append(self._media_item(row, f"{prefix}{modality}"))
+            items.append(self._media_item(row, name))
         if row.get("materialize_error"):
             items.append(Item(name=f"{prefix}error", kind="unreadable", note=str(row["materialize_error"])))
-        own = {name: value for name, value in row.items() if name not in _SKIPPED and value is not None}
-        if not _is_of_schema(row):
-            own = {
-                name: value for name, value in row.items() if value is not None and name not in ("path", "source_ref")
-            }
-            own.pop("sample_id", None)
-        items += [column_item(f"{prefix}{name}", _listed(value)) for name, value in own.items()]
-        return items
+        is_of_schema = _is_of_schema(row)
+        skipped = _SKIPPED if is_of_schema else _OF_OTHERS
+        own = {
+            key: value
+            for key, value in row.items()
+            if key not in skipped
+            and value is not None
+            and not (is_of_schema and key in SOURCE_SCHEMA.names and isinstance(value, Mapping))  # as source_ref
+        }
+        return [*items, *(column_item(f"{prefix}{key}", _listed(value)) for key, value in own.items())]
 
     def _media_item(self, row: Mapping[str, Any], name: str) -> Item:
         try:
             return self._read_media(row, name)
         except SourceError as error:
             return Item(name=name, kind="unreadable", note=str(error))
+
+    def _reject_item(self, ref: SourceRef, reason: str, key: str) -> Item:
+        """A member that became no row, with the reason."""
+        member = ref.member or ""
+        name = _label(member, key) or "content"
+        try:
+            item = content_item(name, self._references.content(ref), content_type_of_name(content_name(member)))
+        except SourceError as error:
+            item = Item(name=name, kind="unreadable", note=str(error))
+        return replace(item, note=f"It becomes no row: {reason}. {item.note}".strip())
 
     def _read_media(self, row: Mapping[str, Any], name: str) -> Item:
         content_type = row.get("content_type")
@@ -212,10 +309,30 @@ class RowsBackend(Backend):
             return content_item(name, Content.of(content), claimed)
         return content_item(name, self._references.content(_reference(row, self._table.file.url)), claimed)
 
+    def end_reading(self) -> None:
+        """Ends the thread that reads the table."""
+        self._table.end_reading()
+
     def close(self) -> None:
         """Closes the table and what its rows name."""
-        self._table.file.close()
+        self._table.close()
         self._references.close()
+
+
+def open_source(
+    file: SourceFile,
+    title: str,
+    options: Mapping[str, Any] | None = None,
+    allowed: Iterable[str] = (),
+    *,
+    kind: str = "shard",
+) -> RowsBackend:
+    """The samples of a file in any format that the pipeline reads; arguments and errors as `RowsBackend`, `SourceRows`.
+
+    Its rows may name files below its folders, as its source says, and `allowed`.
+    """
+    table = SourceRows(file)
+    return RowsBackend(table, title, below((*table.folders, *allowed)), options, kind)
 
 
 def _id_text(sample_id: object, row: int) -> str:
@@ -227,21 +344,77 @@ def _is_of_schema(row: Mapping[str, Any]) -> bool:
     return "modality" in row and "position" in row
 
 
-def _text(row: Mapping[str, Any]) -> str:
-    if _is_of_schema(row):
-        return str(row["text_content"]) if row.get("text_content") else ""
-    values = [row[name] for name in ("text", "caption", "text_content", "title") if isinstance(row.get(name), str)]
-    values += [value for name, value in row.items() if isinstance(value, str) and name != "sample_id"]
-    return str(values[0]) if values else ""
+# --- names ------------------------------------------------------------------------------------------------------------
 
 
-def _pictured(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """The row whose media are a sample's picture."""
-    for modality in PICTURED_MODALITIES:
-        for place, row in enumerate(rows):
-            if row.get("modality") == modality and _has_media(row):
-                return place
-    return next((place for place, row in enumerate(rows) if "modality" not in row and _has_media(row)), None)
+def _member(row: Mapping[str, Any]) -> str | None:
+    """The member of a shard that a row of a stage's table is."""
+    if not _is_of_schema(row) or not isinstance(row.get("source_ref"), str):
+        return None
+    with suppress(SourceError):
+        return parse_source_ref(row["source_ref"]).member
+    return None
+
+
+def _document(rows: Sequence[Mapping[str, Any]]) -> object:
+    """The locator of a sample's JSON, which its texts may have too."""
+    return next((row.get("source_ref") for row in rows if row.get("position") == METADATA_POSITION), None)
+
+
+def _key(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What the names of the sample's members begin with."""
+    return next((split_member_name(member)[0] for row in rows if (member := _member(row))), "")
+
+
+def _names(rows: Sequence[Mapping[str, Any]], *, numbered: bool = True) -> list[str]:
+    """What each row is called: by its member, else by its modality; with its position where there are several."""
+    key, document = _key(rows), _document(rows)
+    found = []
+    for place, row in enumerate(rows):
+        is_metadata = row.get("position") == METADATA_POSITION
+        member = _member(row) if is_metadata or row.get("source_ref") != document else None
+        modality = row.get("modality")
+        name = _label(member, key) if member else str(modality) if modality else "content" if numbered else ""
+        is_numbered = numbered and not member and not is_metadata and len(rows) > 1
+        found.append(f"{row.get('position', place)} {name}" if is_numbered else name)
+    return found
+
+
+def _label(member: str, key: str) -> str:
+    """What a member is called within its sample: the part of its name after the key, else its name."""
+    name = plain_name(member)
+    return name.removeprefix(key).removeprefix(".") or name
+
+
+# --- cards ------------------------------------------------------------------------------------------------------------
+
+
+def _text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The words of a card: captions before tables, and JSON last."""
+    texts = ((row.get("text_content"), str(row.get("content_type")).partition(";")[0]) for row in rows)
+    found = [(text, kind) for text, kind in texts if isinstance(text, str)] if _is_of_schema(rows[0]) else []
+    found.sort(key=lambda one: 2 if one[1] == "application/json" else one[1] in ("text/csv", "application/yaml"))
+    found += [(row["metadata_json"], "application/json") for row in rows if isinstance(row.get("metadata_json"), str)]
+    for text, kind in found:
+        if kind in ("text/plain", "None"):
+            words = text
+        else:
+            words = text_of(content_item("text", _content_of(text), kind)) if len(text) <= CARD_TEXT else ""
+        if words.strip():
+            return words
+    if _is_of_schema(rows[0]):
+        return ""
+    values = [row[name] for row in rows for name in _TEXT_COLUMNS if isinstance(row.get(name), str)]
+    values += [one for row in rows for name, one in row.items() if isinstance(one, str) and name != "sample_id"]
+    return next(filter(None, values), "")
+
+
+def _pictured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows whose media may be a sample's picture, the best one first."""
+    found = [
+        row for modality in PICTURED_MODALITIES for row in rows if row.get("modality") == modality and _has_media(row)
+    ]
+    return (found or [row for row in rows if "modality" not in row and _has_media(row)])[:MAX_CANDIDATES]
 
 
 def _has_media(row: Mapping[str, Any]) -> bool:
@@ -263,14 +436,15 @@ def _reference(row: Mapping[str, Any], table: str) -> SourceRef:
     return SourceRef(f"{table.rpartition('/')[0]}/{path}")
 
 
-def _parsed(text: object) -> object:
-    try:
-        return json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError):
-        return text
+def _content_of(text: str) -> Content:
+    return Content.of(text.encode("utf-8", "backslashreplace"))
 
 
 def _listed(value: object) -> object:
     """A value whose JSON is shown as a tree, where a column holds JSON as text."""
-    is_json = isinstance(value, str) and value[:1] in ("{", "[") and len(value) < 1 << 20
-    return _parsed(value) if is_json else value
+    if not (isinstance(value, str) and value[:1] in ("{", "[") and len(value) < 1 << 20):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
