@@ -1,12 +1,17 @@
 """Multimodal tar shards to checked, packed training data, and the packed data read back.
 
 `open` and `create` are the two ways into packed files; the pipeline itself is run by `mm-assets` or Dagster. A star
-import leaves `open` out, so that it never replaces the built-in function.
+import leaves out `open`, so that it never replaces the built-in function, and what training does not need: `export`,
+`from_hf`, `from_parquet` and `from_webdataset`.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from mm_assets.dataset.card import DatasetCard, dataset_card
 from mm_assets.dataset.dataset import Dataset
 from mm_assets.dataset.dataset import open as open
 from mm_assets.dataset.files import tables
+from mm_assets.dataset.folder_writer import merge
 from mm_assets.dataset.writer import DatasetWriter, create
 from mm_assets.errors import (
     CollateError,
@@ -26,6 +31,12 @@ from mm_assets.loading.collate import MultimodalCollator, Ragged
 from mm_assets.loading.loader import MultimodalLoader
 from mm_assets.loading.mixing import MixedLoader, mix
 
+if TYPE_CHECKING:
+    from mm_assets.exports import export as export
+    from mm_assets.packing.source_samples import from_hf as from_hf
+    from mm_assets.packing.source_samples import from_parquet as from_parquet
+    from mm_assets.packing.source_samples import from_webdataset as from_webdataset
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -33,6 +44,7 @@ __all__ = [
     "ConfigError",
     "CorruptError",
     "Dataset",
+    "DatasetCard",
     "DatasetWriter",
     "EncodeError",
     "FormatError",
@@ -49,6 +61,21 @@ __all__ = [
     "TruncatedError",
     "__version__",
     "create",
+    "dataset_card",
+    "merge",
     "mix",
     "tables",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what training does not need when it is used."""
+    if name == "export":
+        from mm_assets.exports import export
+
+        return export
+    if name in ("from_hf", "from_parquet", "from_webdataset"):
+        from mm_assets.packing import source_samples
+
+        return getattr(source_samples, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

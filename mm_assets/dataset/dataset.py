@@ -111,6 +111,7 @@ class Dataset:
     Attributes:
         path: path or URL of the file, manifest or folder; of a list the first file and the number of others.
         manifest: the manifest, or None where the dataset has none.
+        storage_options: arguments for the file system of its files, which may hold secrets.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Dataset:
     ) -> None:
         self.path = files.name
         self.manifest: Manifest | None = files.files.manifest
+        self.storage_options = files.files.storage_options
         self._files = files
         self._fields = DatasetFields(files, given=fields or {}, only=modalities)
         self._samples = SampleReader(files, self._fields)

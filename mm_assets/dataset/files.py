@@ -15,7 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mm_assets.dataset.manifest import FORMATS, PACKED_NAME, Manifest, PackedFile, location_below, parse_manifest
+from mm_assets.dataset.manifest import (
+    FORMATS,
+    PACKED_NAME,
+    WRITER_LIST,
+    Manifest,
+    PackedFile,
+    location_below,
+    parse_manifest,
+)
 from mm_assets.errors import ConfigError, CorruptError, SchemaMismatchError, SourceError, TruncatedError
 from mm_assets.fields import complete_config
 from mm_assets.formats import ByteSource, JoinedReader, MappedFile, ModalitySpec, MstrReader, MultReader, open_reader
@@ -64,6 +72,7 @@ class PackedFiles:
     Attributes:
         name: of the dataset, for messages: the path, or the first of a list.
         manifest: the manifest, or None where there is none.
+        storage_options: as given.
         entries: the files.
         verify: whether reads that decode check what they read.
     """
@@ -88,7 +97,7 @@ class PackedFiles:
             if not self._path:
                 raise ConfigError("arguments", "path", "found an empty list, expected packed files")
             self.name = self._path[0] + (f" and {len(self._path) - 1} more" if len(self._path) > 1 else "")
-        self._options = storage_options
+        self.storage_options = storage_options
         self._modalities = tuple(modalities)
         self.verify = verify is not False
         self._verify_raw = verify is True
@@ -131,7 +140,7 @@ class PackedFiles:
             return None  # a file by its name: this saves a request
         from mm_assets.storage.store import Store
 
-        store = Store(location, self._options)
+        store = Store(location, self.storage_options)
         try:
             return list(store.sizes("")) if store.fs.isdir(store.path_of("")) else None
         except OSError as error:
@@ -145,6 +154,9 @@ class PackedFiles:
             detail = f"{self.name} holds both {' and '.join(formats)} files: say which to read"
             raise ConfigError("arguments", "format", detail)
         chosen = found[formats[0]] if formats else []
+        if not chosen and any(map(WRITER_LIST.fullmatch, names)):
+            advice = "close its writer, or continue it with resume=True; of several ranks, call mm_assets.merge"
+            raise SourceError(self.name, f"has no manifest.json: it is not complete: {advice}")
         if not chosen:
             raise SourceError(self.name, f"holds no .{' or .'.join([self._format] if self._format else FORMATS)} file")
         shards: dict[str, str] = {}
@@ -262,7 +274,7 @@ class PackedFiles:
         return digest.hexdigest()
 
     def _source(self, location: str, *, cached: bool = True) -> ByteSource:
-        return _open_source(location, self._options, self._cache if cached else None)
+        return _open_source(location, self.storage_options, self._cache if cached else None)
 
     def _open_reader(self, location: str, size: int | None = None, *, cached: bool = True) -> FileReader:
         source = self._source(location, cached=cached)

@@ -21,6 +21,7 @@ __all__ = [
     "FILE_DIGITS",
     "FORMATS",
     "PACKED_NAME",
+    "WRITER_LIST",
     "Manifest",
     "ManifestPartition",
     "PackedFile",
@@ -42,6 +43,9 @@ FILE_DIGITS = 16
 
 PACKED_NAME = re.compile(rf"([A-Za-z0-9._%-]+)\.[0-9a-f]{{{FILE_DIGITS}}}\.({'|'.join(FORMATS)})")
 """Matches the names that `packed_name` makes; its first group is the partition's key."""
+
+WRITER_LIST = re.compile(r"writer-(\d{5})-of-(\d{5})\.json", re.ASCII)
+"""Matches the file in which a writer of a folder lists its shards; the groups are its rank and the number of ranks."""
 
 _VERSION = 2
 _FOLDER = "manifests"  # has the earlier versions, whose files are below its parent

@@ -8,16 +8,16 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSummary:
-    """A finished file.
+    """A finished file, or the finished shards of a folder.
 
     Attributes:
-        path: where it is.
+        path: where it is; a URL is a str.
         num_samples: samples in it.
         num_bytes: its size.
         num_present: present rows by modality name.
     """
 
-    path: Path
+    path: Path | str
     num_samples: int
     num_bytes: int
     num_present: dict[str, int]
