@@ -307,7 +307,7 @@ class _Run:
             self.present[spec.name] = present
             if any(map(present.is_published, present.partitions)):
                 self.published.add(spec.name)
-            self.pending[spec.name] = {key for key in present.pending if self._is_in_part(key)}
+            self.pending[spec.name] = {key for key in present.incomplete if self._is_in_part(key)}
             chosen = chosen_partitions(present, self.keys, self.first)
             self.work += [(spec, key) for key in chosen if self._is_in_part(key)]
         missing = [key for key in self.keys if not any(key in found.partitions for found in self.present.values())]

@@ -84,6 +84,9 @@ def _print(chosen: DatasetChoice, status: DatasetStatus) -> None:
         report_skipped(name, status.shards.skipped)
     if status.pending:
         report_faults(status.pending)
+    for asset, lacking in status.exports.items():
+        number = f"pending for {counted(len(lacking), 'partition')} ({named_in_part(lacking)})"
+        echo(f"{name}: {asset}: {number if lacking else 'complete'}")
     for key, failure in islice(status.failures.items(), _SHOWN):
         echo(f"{name}/{key}: failed at {failure.stage}: {chosen.complete(failure.said)}")
     if len(status.failures) > _SHOWN:
@@ -101,7 +104,8 @@ def _print(chosen: DatasetChoice, status: DatasetStatus) -> None:
 
 def _effect_of_run(status: DatasetStatus) -> str:
     """Returns what a load would do; empty if nothing."""
-    if status.pending or (status.shards is not None and (status.shards.new or status.shards.changed)):
+    are_shards_new = status.shards is not None and bool(status.shards.new or status.shards.changed)
+    if status.pending or any(status.exports.values()) or are_shards_new:
         return "runs what is pending"
     is_behind = status.manifest is not None and (status.manifest.left_out or status.manifest.outdated)
     return "makes the next manifest" if is_behind else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.orchestration.automation import automation_condition, freshness_policy
 from mm_assets.orchestration.checks import check_specs
 from mm_assets.orchestration.lineage import described_data
@@ -22,6 +22,7 @@ from mm_assets.orchestration.recorder import RunEvents, forget_planned_checks
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
+    export_result,
     failed_checks,
     failed_observation,
     failed_said,
@@ -34,12 +35,14 @@ from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import failed_before, rolled_up, rollup_of_records
 from mm_assets.orchestration.runs import claimed_run, exclusive_step
 from mm_assets.orchestration.shown import failure_of, shown_cause
-from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, packed_stages
+from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, export_stage, packed_stages
 from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.partition.inputs import PartitionWork
-from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.spec import DatasetSpec, ExportOptions
 from mm_assets.pipeline.state import manifests
+from mm_assets.pipeline.state.exports import export_partition, write_indexes
 from mm_assets.pipeline.state.records import StageFailure
+from mm_assets.pipeline.state.staleness import DatasetState
 
 __all__ = ["build_assets"]
 
@@ -58,7 +61,8 @@ def _reported() -> Iterator[None]:
 def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
     """Every asset of the dataset, with its checks."""
     tables = [_table_asset(spec, stage, make) for stage, make in stages.TABLE_STAGES.items()]
-    return [*tables, _packed_assets(spec), _published_asset(spec), _manifest_asset(spec)]
+    exports = [_export_asset(spec, options) for options in spec.exports]
+    return [*tables, _packed_assets(spec), _published_asset(spec), *exports, _manifest_asset(spec)]
 
 
 def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
@@ -197,11 +201,32 @@ def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
     return _decorated(spec, PUBLISHED, body, partitions_def=shard_partitions(spec))
 
 
+def _export_asset(spec: DatasetSpec, options: ExportOptions) -> dg.AssetsDefinition:
+    """The asset of an export of each published partition."""
+
+    def body(context: dg.AssetExecutionContext) -> MaterializeResult:
+        dataset = open_dataset(context, spec)
+        with exclusive_step(context, dataset) as key, _reported():
+            state = DatasetState(dataset)
+            published = state.published()
+            if key not in published:
+                detail = f"{key} cannot be exported: {state.fault(key)}: materialize {PUBLISHED.name} first"
+                raise SourceError(dataset.store.url, detail)
+            made = export_partition(dataset, options, published[key])
+            write_indexes(dataset, published)
+        return export_result(spec, options, key, made)
+
+    return _decorated(spec, export_stage(options), body, partitions_def=shard_partitions(spec))
+
+
 def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
     def body(context: dg.AssetExecutionContext) -> MaterializeResult:
         dataset = open_dataset(context, spec)
         with _reported(), claimed_run(context, dataset):
-            return manifest_result(spec, manifests.build_manifest(dataset))
+            report = manifests.build_manifest(dataset)
+            if spec.exports:
+                write_indexes(dataset, report.state.published())
+            return manifest_result(spec, report)
 
     return _decorated(spec, MANIFEST, body, partitions_def=None)
 

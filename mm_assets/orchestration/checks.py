@@ -7,13 +7,15 @@ import dagster as dg
 
 from mm_assets.checks.catalog import GROUPS, Check, checks_of
 from mm_assets.orchestration.partitions import asset_key, shard_partitions
-from mm_assets.pipeline.chain import MANIFEST, RECORDED_STAGES, Stage
+from mm_assets.pipeline.chain import CHAIN, MANIFEST, RECORDED_STAGES, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 
-__all__ = ["ROLLUP", "UNIQUE_IDS", "check_specs", "rules_of", "settled_checks", "slow_pages"]
+__all__ = ["READ_AGAIN", "ROLLUP", "UNIQUE_IDS", "check_specs", "rules_of", "settled_checks", "slow_pages"]
 
 UNIQUE_IDS = "unique_ids"
 ROLLUP = "all_rules"  # the check of an asset with `checks: rollup`
+READ_AGAIN = "read_again"  # the check of an export
+_EXPORT_RULE = "Every shard of the export reads as it was written: keys, names, sizes and CRC-32Cs of all files."
 _MANIFEST_RULE = "No two partitions have a sample id in common."
 _MOST_PARTITIONS = 2000  # beyond it Dagster's pages are slow; docs/pipeline.md has the figures
 
@@ -33,13 +35,16 @@ def rules_of(spec: DatasetSpec, asset: str) -> Mapping[str, tuple[Check, ...]]:
 def check_specs(spec: DatasetSpec, stage: Stage) -> list[dg.AssetCheckSpec]:
     """The checks of one asset, blocking because `dagster job execute` ignores the others.
 
-    Each is per partition, but for `checks: rollup`. That of the manifest warns.
+    Each is per partition, but for `checks: rollup`, with which exports have none. That of the manifest warns.
     """
     key = asset_key(spec, stage)
     if stage is MANIFEST:
         return [dg.AssetCheckSpec(name=UNIQUE_IDS, asset=key, description=_MANIFEST_RULE)]
-    if stage not in RECORDED_STAGES:
-        return []
+    rules: Mapping[str, str] = {}
+    if stage in RECORDED_STAGES:
+        rules = {name: _description(name, rules) for name, rules in rules_of(spec, stage.name).items()}
+    elif stage not in CHAIN and spec.checks != "rollup":
+        rules = {READ_AGAIN: _EXPORT_RULE}
     with warnings.catch_warnings():
         # `partitions_def` of a check is a preview; without it results do not belong to a partition.
         warnings.filterwarnings("ignore", category=dg.PreviewWarning)
@@ -47,11 +52,11 @@ def check_specs(spec: DatasetSpec, stage: Stage) -> list[dg.AssetCheckSpec]:
             dg.AssetCheckSpec(
                 name=name,
                 asset=key,
-                description=_description(name, rules),
+                description=description,
                 blocking=True,
                 partitions_def=None if spec.checks == "rollup" else shard_partitions(spec),
             )
-            for name, rules in rules_of(spec, stage.name).items()
+            for name, description in rules.items()
         ]
 
 

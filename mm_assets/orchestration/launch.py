@@ -34,6 +34,7 @@ from mm_assets.pipeline.load.tasks import LoadEnd, PartitionRun, load_partitions
 from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.claims import Claims, Slice
+from mm_assets.pipeline.state.exports import write_indexes
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.manifests import build_manifest
 from mm_assets.pipeline.state.registration import Registration, register
@@ -388,6 +389,8 @@ def sync(dataset: DatasetStore, *, makes_manifest: bool = False) -> Recorded:
         MmAssetsError: something could not be recorded, or the manifest could not be built.
     """
     report = build_manifest(dataset) if makes_manifest else None
+    if report is not None and dataset.spec.exports:
+        write_indexes(dataset, report.state.published())
     state, load = DatasetState(dataset), str(uuid.uuid4())
     partitions = tuple(state.partitions.values())
     found = Registration(partitions=partitions, added=(), changed=(), removed=(), unsettled=(), seen={})

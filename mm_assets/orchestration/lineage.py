@@ -29,6 +29,7 @@ from mm_assets.pipeline.chain import (
     packed_stages,
 )
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.exports import records_folder
 from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS, DatasetSchema, UserColumn
 from mm_assets.rows.user_columns import ColumnTally
@@ -45,8 +46,7 @@ _CONTENT = {"text": "text_content", "metadata": "metadata_json"}  # of a row's m
 def described_data(spec: DatasetSpec, stage: Stage) -> tuple[dict[str, Any], dict[str, str]]:
     """Metadata and tags of an asset: its place, its table's name in SQL, its columns and their origin."""
     schema = _schema(spec)
-    folder = f"{spec.root.rstrip('/')}/{spec.name}"
-    metadata: dict[str, Any] = {"dagster/uri": masked_urls(f"{folder}/{_place(stage)}")}
+    metadata: dict[str, Any] = {"dagster/uri": masked_urls(_url(spec, stage))}
     if link := viewer_link(spec.name):
         metadata["viewer"] = dg.MetadataValue.md(f"[samples]({link})")
     if stage.tables:
@@ -82,12 +82,19 @@ def shards_asset(spec: DatasetSpec) -> dg.AssetSpec:
     )
 
 
-def _place(stage: Stage) -> str:
+def _url(spec: DatasetSpec, stage: Stage) -> str:
+    """The folder or file that has what a stage makes."""
+    place = PACKED_FOLDER if stage.packed_format else stage.name
     if stage is MANIFEST:
-        return "manifest.json"
-    if stage is PUBLISHED:
-        return RECORDS
-    return PACKED_FOLDER if stage.packed_format else stage.name
+        place = "manifest.json"
+    elif stage is PUBLISHED:
+        place = RECORDS
+    for options in spec.exports:
+        if options.asset == stage.name:
+            if options.out is not None:
+                return options.out
+            place = records_folder(options)
+    return f"{spec.root.rstrip('/')}/{spec.name}/{place}"
 
 
 def copy_schema(spec: DatasetSpec, *, has_changed: bool) -> None:
@@ -230,6 +237,8 @@ def _of_table(
             "position": ("ordinal",),
             "modality": ("extension",),
             "source_ref": ("shard", "member", "byte_offset", "byte_size"),
+            "source": ("shard", "byte_offset", "byte_size"),
+            "source_member": ("shard", "member"),
         }
         for name, columns in members.items():
             yield name, [dg.TableColumnDep(above, column) for column in columns]

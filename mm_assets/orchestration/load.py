@@ -106,7 +106,7 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
         keys = config.partitions or chosen_partitions(state, first=first)
         # The first attempt of a run that is repeated may have done a part.
         if config.only_pending or (context.run.parent_run_id and first is None):
-            pending = set(state.pending)
+            pending = set(state.incomplete)
             keys = [key for key in keys if key in pending]
         if not keys:
             context.log.info("no partition is pending")

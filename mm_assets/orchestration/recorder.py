@@ -29,13 +29,14 @@ import sqlalchemy
 import sqlalchemy.exc
 from dagster import DagsterEventType
 
-from mm_assets.errors import MmAssetsError, masked_urls
+from mm_assets.errors import MmAssetsError, SchemaMismatchError, masked_urls
 from mm_assets.orchestration.checks import UNIQUE_IDS
 from mm_assets.orchestration.partitions import asset_key, code_version, shards_key
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
     end_of,
+    export_result,
     failed_observation,
     manifest_result,
     published_result,
@@ -44,15 +45,16 @@ from mm_assets.orchestration.report import (
 )
 from mm_assets.orchestration.rollup import failed_before, rolled_up
 from mm_assets.orchestration.runs import Attempt, attempt_tags, failed_attempts
-from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage
+from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage, export_stage
 from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.partition.stage_run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.added_streams import carried_over
 from mm_assets.pipeline.state.claims import CLAIM_SECONDS, Claims
+from mm_assets.pipeline.state.exports import complete_exports, export_folders, read_export
 from mm_assets.pipeline.state.folder import ATTEMPTS, DatasetStore
 from mm_assets.pipeline.state.manifests import ManifestReport
-from mm_assets.pipeline.state.records import StageFailure, StageRecord
+from mm_assets.pipeline.state.records import Record, StageFailure, StageRecord
 from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.storage.retry import Retry
 
@@ -467,6 +469,7 @@ class Recorder:
                 self.num_published += 1
             else:
                 self.failed.append(report.partition)
+            if report.record is None or report.failure is not None:
                 recording.failed[report.partition] = end_of(report)
 
     def _refused(self, error: BaseException) -> None:
@@ -553,10 +556,13 @@ class Recorder:
         known = sink.versions(PUBLISHED, None)
         # What the other load has published since is not in the state.
         current = DatasetState(self._dataset) if self._is_postponed else state
+        unknown_exports = set(_unknown_exports(sink, current))
         names = [
             current.dataset.record_name(key, recipe)
             for key, recipe in current.recipes.items()
-            if key not in self._running and current.is_published(key) and known.get(key) != recipe
+            if key not in self._running
+            and current.is_published(key)
+            and (known.get(key) != recipe or key in unknown_exports)
         ]
         if self._attempts and (pending := [key for key in current.pending if key in current.attempts]):
             failures = sink.failures()
@@ -578,6 +584,15 @@ class Recorder:
                 return True
             time.sleep(_LOOK_SECONDS)
         return False
+
+
+def _unknown_exports(sink: EventSink, state: DatasetState) -> Iterator[str]:
+    """Yields the partitions with a complete export that Dagster does not know."""
+    for options in state.dataset.spec.exports:
+        known, complete = sink.versions(export_stage(options), None), complete_exports(state.dataset, options)
+        for key, folder in export_folders(state.dataset, options, state.published().values()).items():
+            if folder in complete and known.get(key) != folder:
+                yield key
 
 
 def unrecorded_message(spec: DatasetSpec, unrecorded: Mapping[str, str]) -> str:
@@ -605,6 +620,7 @@ class _PartitionEvents:
         self._state = state
         self._reports = reports
         self._known: dict[Stage, Mapping[str, str]] = {}
+        self._exports = [(options, export_stage(options)) for options in self._spec.exports]
         self._rolled_up: dict[str, list[tuple[dg.AssetCheckResult, str]]] = {}
 
     def events(self) -> Iterator[Event]:
@@ -634,17 +650,41 @@ class _PartitionEvents:
             if not (is_missing and self._is_known(stage, key, stage_version(result.record), code)):
                 yield from self._stage(stage, result, key, code)
         if record is not None:
-            if not (is_new and report.results) and self._is_known(PUBLISHED, key, record.recipe):
-                return
-            code = code_version(self._spec, PUBLISHED, {**made_with, PUBLISHED: PUBLISHED.made_with(self._spec)})
-            inputs = {asset_key(self._spec, STAGE_OF_FILE[form]): f.sha256 for form, f in record.packed.items()}
-            yield Made(result=published_result(self._spec, record), partition=key, inputs=inputs, code_version=code)
+            made_with[PUBLISHED] = PUBLISHED.made_with(self._spec)
+            if (is_new and report.results) or not self._is_known(PUBLISHED, key, record.recipe):
+                code = code_version(self._spec, PUBLISHED, made_with)
+                inputs = {asset_key(self._spec, STAGE_OF_FILE[form]): f.sha256 for form, f in record.packed.items()}
+                yield Made(result=published_result(self._spec, record), partition=key, inputs=inputs, code_version=code)
+            yield from self._exported(report, record, made_with)
             return
         if not report.is_refused:
             yield from self._failure(report)
         if report.failure is not None:
             level = logging.WARNING if report.is_refused else logging.ERROR
             yield Line(level, f"{key}: {report.failure.stage}: {report.failure.said}")
+
+    def _exported(
+        self, report: PartitionReport, record: Record, made_with: Mapping[Stage, Mapping[str, str]]
+    ) -> Iterator[Event]:
+        """Yields the exports of a published partition, and the one that failed."""
+        key, dataset = report.partition, self._state.dataset
+        for options, stage in self._exports:
+            folder = export_folders(dataset, options, [record.listed])[key]
+            if self._is_known(stage, key, folder):
+                continue
+            made = report.exports.get(options.asset)
+            with suppress(SchemaMismatchError):  # the next export of the partition reports it
+                made = made or read_export(dataset, options, folder)
+            if made is not None:
+                result = export_result(self._spec, options, key, made)
+                code = code_version(self._spec, stage, {**made_with, stage: stage.made_with(self._spec)})
+                inputs = {asset_key(self._spec, PUBLISHED): record.recipe}
+                yield Made(result=result, partition=key, inputs=inputs, code_version=code)
+                yield from (Checked(check, key) for check in result.check_results or ())
+            elif report.failure is not None and report.failure.stage == stage.name:
+                yield Planned(asset_key(self._spec, stage), key, {})
+                yield failed_observation(self._spec, report.failure)
+                yield Line(logging.ERROR, f"{key}: {report.failure.stage}: {report.failure.said}")
 
     def _is_known(self, stage: Stage, key: str, version: str, code: str | None = None) -> bool:
         if stage not in self._known:

@@ -14,7 +14,7 @@ from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
 from mm_assets.dataset.manifest import manifest_partitions
 from mm_assets.errors import MmAssetsError, best_effort, masked_urls
-from mm_assets.orchestration.checks import UNIQUE_IDS, rules_of
+from mm_assets.orchestration.checks import READ_AGAIN, UNIQUE_IDS, rules_of
 from mm_assets.orchestration.lineage import modality_columns
 from mm_assets.orchestration.partitions import asset_key
 from mm_assets.orchestration.shown import (
@@ -29,12 +29,13 @@ from mm_assets.orchestration.shown import (
     text_table,
 )
 from mm_assets.orchestration.viewer import viewer_link
-from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage
+from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, export_stage
 from mm_assets.pipeline.partition.preview import shortened
 from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.partition.stages import StageResult
-from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.spec import DatasetSpec, ExportOptions
 from mm_assets.pipeline.state.duplicate_ids import duplicates_said
+from mm_assets.pipeline.state.exports import PartitionExport, records_folder
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.losses import FAILED, KINDS, Loss, LossTotal, kind_counts, listed_totals, loss_totals
 from mm_assets.pipeline.state.manifests import ManifestReport
@@ -48,6 +49,7 @@ __all__ = [
     "MaterializeResult",
     "check_results",
     "end_of",
+    "export_result",
     "failed_checks",
     "failed_observation",
     "failed_said",
@@ -236,6 +238,32 @@ def _published(record: Record) -> dict[str, Any]:
     }
 
 
+def export_result(
+    spec: DatasetSpec, options: ExportOptions, partition: str, made: PartitionExport
+) -> MaterializeResult:
+    """What Dagster stores of the export of a partition, with what was compared at its end."""
+    key = asset_key(spec, export_stage(options))
+    numbers = {"count/samples": made.num_samples, "count/shards": made.num_shards, "count/bytes": made.num_bytes}
+    compared = dg.AssetCheckResult(
+        check_name=READ_AGAIN,
+        asset_key=key,
+        passed=True,  # else there is no export
+        metadata={**numbers, "digest": made.digest, "repeated_ids": made.num_repeated},
+    )
+    place = options.out or f"{spec.root.rstrip('/')}/{spec.name}/{records_folder(options)}"
+    return dg.MaterializeResult(
+        asset_key=key,
+        check_results=[] if spec.checks == "rollup" else [compared],
+        metadata={
+            **_joined(partial(linked, spec, partition)),
+            **numbers,
+            "size": bytes_said(made.num_bytes),
+            "uri/export": dg.MetadataValue.path(masked_urls(f"{place}/{made.folder}")),
+        },
+        data_version=dg.DataVersion(made.folder),
+    )
+
+
 def manifest_result(spec: DatasetSpec, report: ManifestReport) -> MaterializeResult:
     """What Dagster stores of a manifest."""
     duplicates = report.manifest.get("duplicate_ids") or {"count": 0, "examples": []}  # a load counts them at its end
@@ -326,7 +354,8 @@ def failed_observation(spec: DatasetSpec, failure: StageFailure) -> dg.AssetObse
     Dagster shows it above what was made before, until the partition is made again; of a partition that was never made,
     among the events of the asset.
     """
-    stage = next(stage for stage in CHAIN if stage.name == failure.stage)
+    stages = (*CHAIN, *map(export_stage, spec.exports))
+    stage = next(stage for stage in stages if stage.name == failure.stage)
     return dg.AssetObservation(
         asset_key=asset_key(spec, stage),
         partition=failure.partition,

@@ -27,7 +27,7 @@ from mm_assets.orchestration.partitions import (
     shard_partitions,
 )
 from mm_assets.orchestration.shown import failure_of, shown_cause
-from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
+from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, export_stage
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.claims import Claims, process_is_gone, process_tag
 from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
@@ -175,6 +175,7 @@ def pack_request(spec: DatasetSpec, request: dg.RunRequest, stale: Stale) -> dg.
     """The request of a run of one partition, of the assets from the first stale one on, and tagged with the reason."""
     left = CHAIN[CHAIN.index(stale.first) :]
     stages = [stage for stage in left if stage is not MANIFEST and stage.is_made(spec)]
+    stages += map(export_stage, spec.exports)
     tags = {**request.tags, REASON_TAG: stale.reason}
     return request.with_replaced_attrs(asset_selection=[asset_key(spec, stage) for stage in stages], tags=tags)
 
@@ -431,6 +432,8 @@ def registered_state(dataset: DatasetStore) -> str:
     other runs have published.
     """
     digest = hashlib.sha256(PUBLISHED.digest(dataset.spec).encode())
+    for options in dataset.spec.exports:
+        digest.update(export_stage(options).digest(dataset.spec).encode())
     listed = dataset.store.listing("")
     for name in ("schema.json", "shards.json", "manifest.json"):
         digest.update(f"{name} {listed[name].version if name in listed else None}\n".encode())

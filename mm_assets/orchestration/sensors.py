@@ -78,7 +78,7 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
         # What this tick registered is pending. What else is pending is read if something else has changed: it takes a
         # listing of all records.
         present = None if state == before.settled else DatasetState(dataset)
-        pending = [*found.added, *found.changed] if present is None else present.pending
+        pending = [*found.added, *found.changed] if present is None else present.incomplete
         # Also while nothing is due: it ends the runs whose process has exited, and Dagster's run_retries repeats them.
         busy = busy_partitions(context.instance, dataset, partitions) if requested or pending else set()
         if present is not None:

@@ -21,7 +21,7 @@ from mm_assets.fields.registry import load_class
 from mm_assets.fields.user_code import code_digest, is_own
 from mm_assets.filters.base import Annotator, Filter
 from mm_assets.packing.plan import declared_fields, judged_part
-from mm_assets.pipeline.spec import DatasetSpec, plain
+from mm_assets.pipeline.spec import DatasetSpec, ExportOptions, plain
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.references import reference_schema
 from mm_assets.rows.schema import (
@@ -56,6 +56,7 @@ __all__ = [
     "UNDECODABLE",
     "Stage",
     "Table",
+    "export_stage",
     "packed_stages",
     "recorded_stages",
     "summary_numbers",
@@ -271,14 +272,18 @@ ROWS = Stage(
     ),
     kinds=frozenset({"parquet"}),
     upstream=(RAW_SHARDS,),
+    version=2,
     tables=(Table(name="rows", schema=DatasetSchema.row_schema), REJECTS),
     settings=lambda spec: {
-        # Roles are in the index already.
-        **{f"samples.{name}": plain(value) for name, value in spec.samples if name != "roles"},
+        # Roles are in the index already, and what is done with PDFs is in the schema.
+        **{f"samples.{name}": plain(value) for name, value in spec.samples if name not in ("roles", "pdf", "pdf_dpi")},
         "partition_pattern": spec.partition_pattern is not None and _prefixed_by(spec.shards),
         "max_rejected": spec.max_rejected,
     },
-    decided=lambda _, schema: {"user_columns": [column.to_json() for column in schema.user_columns]},
+    decided=lambda spec, schema: {
+        "user_columns": [column.to_json() for column in schema.user_columns],
+        **({} if schema.pdf == "binary" else {"pdf": schema.pdf, "samples.pdf_dpi": spec.samples.pdf_dpi}),
+    },
     opens_shards=lambda _: True,
     loss_limit="max_rejected",
     harmless=HARMLESS_REJECTS,
@@ -289,6 +294,7 @@ MATERIALIZED_ROWS = Stage(
     description="The same rows with the media bytes in `binary_content`, or the reason in `materialize_error`.",
     kinds=frozenset({"parquet"}),
     upstream=(ROWS,),
+    version=2,
     tables=(
         Table(
             name="materialized_rows",
@@ -311,6 +317,7 @@ FILTERED_ROWS = Stage(
     ),
     kinds=frozenset({"parquet"}),
     upstream=(MATERIALIZED_ROWS,),
+    version=2,
     tables=(
         Table(
             name="filtered_rows",
@@ -397,6 +404,21 @@ PACKED_STAGES: Mapping[str, Stage] = {stage.packed_format: stage for stage in CH
 
 STAGE_OF_FILE: Mapping[str, Stage] = {name: stage for stage in RECORDED_STAGES for name in stage.files}
 """The stage that makes a file of a partition: a table or a packed format, as in a record."""
+
+
+def export_stage(options: ExportOptions) -> Stage:
+    """The stage of an export, which follows `PUBLISHED` and is not in `CHAIN`: a partition is published without it."""
+    from mm_assets.exports.export import EXPORTS  # which opens datasets: few declarations have exports
+
+    declared = options.model_dump(exclude={"name", "out_options"}, exclude_defaults=True)
+    return Stage(
+        name=options.asset,
+        description=f"The packed samples as {options.format}, read again and compared (docs/exports.md).",
+        kinds=frozenset({options.format}),
+        upstream=(PUBLISHED,),
+        version=EXPORTS[options.format].VERSION,
+        settings=lambda _: {name: plain(value) for name, value in declared.items()},
+    )
 
 
 def _of_name(name: str) -> Stage:

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, meant
 from mm_assets.filters.base import Annotator, Filter
 from mm_assets.filters.registry import (
     BUILTIN_ANNOTATORS,
@@ -40,9 +40,9 @@ from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
 from mm_assets.storage.urls import is_local, normalized_url, split_signature, url_fault
 
-__all__ = ["NOT_DECISIVE", "DatasetSpec", "EngineOptions", "ParquetOptions", "plain"]
+__all__ = ["NOT_DECISIVE", "DatasetSpec", "EngineOptions", "ExportOptions", "ParquetOptions", "plain"]
 
-NOT_DECISIVE = frozenset({"allow_references", "allowed_references"})
+NOT_DECISIVE = frozenset({"allow_references", "allowed_references", "pdf_dpi"})
 """Settings of `samples` that do not decide the schema: with and without them a sample has the same kinds of row."""
 
 _NAME = "[A-Za-z][A-Za-z0-9_]*"  # the names that Dagster allows in asset keys and job names
@@ -145,7 +145,7 @@ def _check_url(url: str) -> str:
     return url
 
 
-def _check_shards(url: str, info: ValidationInfo) -> str:
+def _absolute_url(url: str, info: ValidationInfo) -> str:
     return normalized_url(_check_url(url), _base(info))
 
 
@@ -153,6 +153,31 @@ def _check_formats(formats: tuple[str, ...]) -> tuple[str, ...]:
     if not formats or len(set(formats)) < len(formats):
         raise ValueError(f"is {list(formats)}, expected mult, mstr or both")
     return tuple(sorted(formats, reverse=True))  # one order: what is made does not depend on it
+
+
+def _check_export(name: str) -> str:
+    from mm_assets.exports.export import EXPORTS  # which opens datasets: few declarations have exports
+
+    if name not in EXPORTS:
+        raise ValueError(f"is {name!r}, allowed: {', '.join(EXPORTS)}{meant(name, EXPORTS)}")
+    return name
+
+
+def _name_exports(schema: dict[str, Any]) -> None:
+    """Adds the formats to the schema, when one is asked for."""
+    from mm_assets.exports.export import EXPORTS
+
+    schema["enum"] = [*EXPORTS]
+
+
+def _check_exports(exports: tuple[ExportOptions, ...]) -> tuple[ExportOptions, ...]:
+    for what in ("asset", "out"):
+        values = [getattr(one, what) for one in exports]
+        repeated = [value for n, value in enumerate(values) if value is not None and value in values[:n]]
+        if repeated:
+            name, setting = (repeated[0].removeprefix("export_"), "name") if what == "asset" else (repeated[0], what)
+            raise ValueError(f"has two exports called {name!r}: give each a `{setting}` of its own")
+    return exports
 
 
 def _check_limit(limit: object) -> object:
@@ -317,6 +342,47 @@ class EngineOptions(Settings):
     )
 
 
+class ExportOptions(Settings):
+    """An export of each published partition, as `mm_assets.export` writes it."""
+
+    format: Annotated[str, AfterValidator(_check_export), Field(json_schema_extra=_name_exports)] = Field(
+        description="Format of the files (docs/exports.md).", examples=["webdataset"]
+    )
+    name: Annotated[Text, AfterValidator(_check_name), Field(json_schema_extra={"pattern": f"^{_NAME}$"})] | None = (
+        Field(default=None, description="The asset is `export_<name>`. Default: `format`.", examples=["small"])
+    )
+    out: Annotated[Text, AfterValidator(_absolute_url)] | None = Field(
+        default=None,
+        description="Folder or URL that has a folder for each partition; of this export alone. A relative path starts "
+        "at the folder of the YAML file. Default: `exports/<name>` in the dataset's folder.",
+        examples=["s3://bucket/tars"],
+    )
+    out_options: Mapping[str, Any] = Field(
+        default={}, description="Arguments of the file system of `out`.", examples=[{"profile": "writer"}]
+    )
+    shard_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="A shard ends before the sample that would make its content larger, in bytes. Default: 256 MiB.",
+        examples=[1 << 30],
+    )
+    shard_samples: int | None = Field(
+        default=None, ge=1, description="Samples of a shard, whatever their size.", examples=[1000]
+    )
+    modalities: Texts | None = Field(
+        default=None, description="Packed modalities that are exported. Default: all.", examples=[["image", "text"]]
+    )
+    image_format: Literal["jpeg", "png"] | None = Field(
+        default=None, description="Encode images again. Default: copy them.", examples=["jpeg"]
+    )
+    quality: int = Field(default=95, ge=1, le=100, description="Of JPEG that is encoded again.", examples=[90])
+
+    @property
+    def asset(self) -> str:
+        """Name of its asset."""
+        return f"export_{self.name or self.format}"
+
+
 class DatasetSpec(Settings):
     """One dataset, as declared."""
 
@@ -324,7 +390,7 @@ class DatasetSpec(Settings):
         description="Name of the dataset: the first part of its asset keys, and its folder below `root`.",
         examples=["web"],
     )
-    shards: Annotated[Text, AfterValidator(_check_shards)] = Field(
+    shards: Annotated[Text, AfterValidator(_absolute_url)] = Field(
         description="Folder or file of tar shards, or of a Parquet or JSONL list; any fsspec URL. If nothing has that "
         "name it is a pattern with `{a,b}`, `{000..099}`, `*`, `?` and `[…]`. A relative path starts at the folder of "
         "the YAML file.",
@@ -448,6 +514,11 @@ class DatasetSpec(Settings):
             "a time. With a longer list only what is missing is made.",
             examples=[["mstr"]],
         )
+    )
+    exports: Annotated[tuple[ExportOptions, ...], Field(strict=False), AfterValidator(_check_exports)] = Field(
+        default=(),
+        description="Formats of other projects that each published partition is exported to (docs/exports.md).",
+        examples=[[{"format": "webdataset", "out": "s3://bucket/tars"}]],
     )
     retain: Literal["all", "filtered", "none"] = Field(
         default="all",

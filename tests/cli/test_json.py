@@ -137,7 +137,8 @@ def test_documents_of_a_dataset(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     failed = of_data("run", invoke("run", *SHARDS, "-p", "d", code=1))
     assert failed["ran"]["d"]["status"] == "failed"
     assert failed["rebuilt"].keys() == {"c"}
-    state = of_data("status", invoke("status", *SHARDS))
+    state = of_data("status", invoke("status", *SHARDS, "--set", "exports=[{format: webdataset}]"))
+    assert state["exports"] == {"export_webdataset": ["c"]}
     assert "is truncated" in state["failures"]["d"]["said"]
     (place / "in" / "d.tar").unlink()
     of_data("register", invoke("register", *SHARDS))
@@ -178,12 +179,19 @@ def test_documents_of_files(place: Path) -> None:
     converted = read("convert", invoke("convert", str(mstr), "x.mult"))
     assert converted["num_samples"] == 4
     read("convert", invoke("convert", "x.mult", "x.mstr"))
+    exported = read(
+        "export", invoke("export", "webdataset", "x.mstr", "exported", "--shard-samples", "3", "--workers", "1")
+    )
+    assert (exported["num_samples"], exported["num_shards"], exported["num_reused"]) == (4, 2, 0)
+    described = read("card", invoke("card", "x.mstr", "exported", "--overwrite"))
+    assert described["files"] == ["croissant.json", "README.md"]
+    assert read("leave", invoke("leave", "x.mstr"))["files"] == ["x.mstr"]
     (place / "scores.jsonl").write_text('{"sample_id": "0", "value": 1.5}\n')
     given = ("--name", "score", "--field", "ScalarField", "--values", "scores.jsonl")
     assert read("add-stream", invoke("add-stream", "x.mstr", *given))["num_present"] == 1
     added = of_data("add-stream", invoke("add-stream", *given, "-p", "a", *MADE))
     assert added["partitions"]["a"]["added"] is True
-    assert unseen("inspect", "verify", "convert", "add-stream") == {}
+    assert unseen("inspect", "verify", "convert", "export", "card", "leave", "add-stream") == {}
 
 
 @pytest.mark.parametrize(

@@ -125,11 +125,11 @@ def test_digests_stay_as_they_are() -> None:
     digests = [stage.digest(spec(**EVERYTHING))[:16] for stage in RECORDED_STAGES]
     assert digests == [
         "6d0b8c8b2817dbee",
-        "6195af780be55af0",
-        "1c04bac3e164e695",
-        "064fc56e92542d19",
-        "e8dc52184f9348b7",
-        "f182f8ab1b27961b",
+        "213a9b2c51c52d60",
+        "c8db490246d8506b",
+        "4912163283b33b80",
+        "a2343b41b812ee09",
+        "d32777dedea4805f",
     ]
 
 
@@ -175,8 +175,9 @@ def test_a_chained_url_is_refused_by_name(tmp_path: Path, key: str, url: str) ->
         SourceFile(url)
 
 
-NEUTRAL = {"allow_references", "allowed_references"}  # of `samples`: a person has classified each setting
+NEUTRAL = {"allow_references", "allowed_references", "pdf_dpi"}  # of `samples`: a person has classified each setting
 DECISIVE: dict[str, Any] = {
+    "pdf": "document",
     "sample_id_field": "url",
     "texts_field": "t",
     "images_field": "i",

@@ -280,7 +280,7 @@ def _content(state: DatasetState, key: str, place: Locator, name: str, content_t
                 return file.read(start + offset, max(min(count, size - offset), 0))
 
             return StoredContent(name=name, content_type=content_type, size=size, read=read, close=file.close)
-        content, kind = _extracted(file, place)
+        content, kind = _extracted(file, place, state.dataset.spec.samples.pdf_dpi)
     except BaseException:
         file.close()
         raise
@@ -288,8 +288,8 @@ def _content(state: DatasetState, key: str, place: Locator, name: str, content_t
     return _in_memory(name, kind, content)
 
 
-def _extracted(file: SourceFile, place: Locator) -> tuple[bytes, str | None]:
-    """A frame, a compressed member, or a member of a compressed shard, as the pipeline takes it out."""
+def _extracted(file: SourceFile, place: Locator, pdf_dpi: int) -> tuple[bytes, str | None]:
+    """A frame or page, a compressed member, or a member of a compressed shard, as the pipeline takes it out."""
     ref = build_source_ref(
         path=place.shard,
         member=place.member,
@@ -304,6 +304,7 @@ def _extracted(file: SourceFile, place: Locator) -> tuple[bytes, str | None]:
         open_file=lambda _: file,
         allowed=lambda url: url == place.shard,
         max_content_bytes=MAX_BYTES_IN_MEMORY,
+        pdf_dpi=pdf_dpi,
     )
     ((found,),) = (batch.to_pylist() for batch in stream)
     if found["materialize_error"] is not None:

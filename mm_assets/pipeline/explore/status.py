@@ -94,6 +94,7 @@ class DatasetStatus:
         url: its folder.
         registered: keys of its partitions, sorted.
         pending: by key, where a run starts a partition that is not up to date, and why.
+        exports: by asset of an export, the published partitions that lack it.
         running: by key, the partitions that a load has claimed.
         failures: by key, the error or the checks that ended the latest attempt at a partition.
         num_samples: samples of the partitions that are up to date.
@@ -111,6 +112,7 @@ class DatasetStatus:
     url: str
     registered: tuple[str, ...]
     pending: Mapping[str, Stale]
+    exports: Mapping[str, tuple[str, ...]]
     running: Mapping[str, Running]
     failures: Mapping[str, StageFailure]
     num_samples: int
@@ -147,6 +149,7 @@ def dataset_status(dataset: DatasetStore) -> DatasetStatus:
         shards = _shard_changes(dataset, state.partitions)
     except SourceError as error:
         unknown.append(str(error))
+    exports = {options.asset: list[str]() for options in dataset.spec.exports}
     versions = tuple(name.rpartition("/")[2].removesuffix(".json") for name in dataset.store.sizes("manifests"))
     try:
         manifest = _manifest_status(state, pending, versions)
@@ -154,6 +157,9 @@ def dataset_status(dataset: DatasetStore) -> DatasetStatus:
         if state.damage is not None:
             unknown.append(f"{state.damage}: `mm-assets run --dataset {dataset.spec.name}` writes it again")
         num_samples = sum(entry.num_samples for entry in state.published().values())
+        for key, assets in sorted(state.pending_exports.items()):
+            for asset in assets:
+                exports[asset].append(key)
     except MmAssetsError as error:  # the manifest cannot be read, or is damaged
         unknown.append(str(error))
     if refused is None and shards is not None and not shards.found:
@@ -163,6 +169,7 @@ def dataset_status(dataset: DatasetStore) -> DatasetStatus:
         url=dataset.store.url,
         registered=tuple(sorted(state.partitions)),
         pending=pending,
+        exports={asset: tuple(keys) for asset, keys in exports.items()},
         running=_running(state),
         failures=failures(state, state.partitions),
         num_samples=num_samples,

@@ -19,6 +19,7 @@ from mm_assets.pipeline.load.engine import Engine, EngineLostError, Task
 from mm_assets.pipeline.partition.run import PartitionReport, rare_collections
 from mm_assets.pipeline.state.claims import Claim, Claims, Slice
 from mm_assets.pipeline.state.clean import MIN_AGE_SECONDS, NOTE, clean
+from mm_assets.pipeline.state.exports import write_indexes
 from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
 from mm_assets.pipeline.state.losses import Losses
 from mm_assets.pipeline.state.manifests import ManifestReport, build_manifest, current_manifest
@@ -223,7 +224,7 @@ class ClaimedWork:
         return waiting
 
     def _tasks(self, keys: Iterable[str], is_takeover: bool) -> list[Task]:
-        pending = set(self._state.pending)
+        pending = {*self._state.pending, *self._state.pending_exports}
         return [
             Task(
                 spec=self._dataset.spec,
@@ -316,7 +317,7 @@ def load_partitions(
     warned: Callable[[str], object] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> LoadEnd:
-    """Runs partitions, builds the manifest of what is published, and cleans up.
+    """Runs partitions, builds the manifest of what is published and the indexes of its exports, and cleans up.
 
     Partitions that turn out to lack a published file run again, once, before the last manifest.
 
@@ -378,6 +379,8 @@ def load_partitions(
             manifests.wait()
             manifest = build_manifest(dataset, read=manifests.take())
         built(manifest)
+        if dataset.spec.exports:
+            write_indexes(dataset, manifest.state.published())
         if is_new:
             _clean_if_due(dataset, manifest, report)
     return LoadEnd(manifest=manifest, rebuilt=rebuilt, refusal=refusal)

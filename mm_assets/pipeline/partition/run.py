@@ -23,6 +23,7 @@ from mm_assets.pipeline.chain import (
     PUBLISHED,
     RAW_SHARDS,
     Stage,
+    export_stage,
     packed_stages,
 )
 from mm_assets.pipeline.partition.inputs import PartitionWork
@@ -30,6 +31,7 @@ from mm_assets.pipeline.partition.publish import publish
 from mm_assets.pipeline.partition.stage_run import StageResult
 from mm_assets.pipeline.partition.stages import TABLE_STAGES, packed, streamed_rows
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.exports import PartitionExport, export_partition
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.records import Earlier, Partition, Record, StageFailure, StageRecord
 from mm_assets.rows.schema import DatasetSchema
@@ -55,7 +57,9 @@ class PartitionReport:
         partition: the partition key.
         results: by the name of its stage, what each stage did that ran to its end.
         record: as published, or None.
-        failure: the error that ended the run, or None; a failed check is not one.
+        exports: by its asset, each export of the partition that is complete.
+        failure: the error that ended the run, or None; a failed check is not one. Of a published partition, the first
+            error of an export.
         is_refused: whether it was not run, since it is not registered any more; `failure` says so.
         claimed_by: host and process of the load that works on it, or has published it; empty if this one ran it.
         seconds: wall clock.
@@ -65,6 +69,7 @@ class PartitionReport:
     partition: str
     results: Mapping[str, StageResult] = field(default_factory=dict)
     record: Record | None = None
+    exports: Mapping[str, PartitionExport] = field(default_factory=dict)
     failure: StageFailure | None = None
     seconds: float = 0.0
     peak_memory: int = 0
@@ -136,7 +141,7 @@ def partition_steps(
     earlier: Earlier | None = None,
     scratch: Path | None = None,
 ) -> Iterator[Stage | PartitionReport]:
-    """Runs the stages of a partition with their checks, and publishes it if all of them passed.
+    """Runs the stages of a partition with their checks, publishes it if all of them passed, and exports it.
 
     What is registered is handed over, so that the cost does not depend on the number of partitions. A shard in an
     object store is fetched once, whole; files for an object store are made in local scratch and uploaded together, the
@@ -167,10 +172,19 @@ def partition_steps(
     except Exception as error:  # noqa: BLE001 - whatever fails the partition is stored, and the others go on
         failure = StageFailure.of(error, stage=run.stage.name, partition=partition.key)
         run.dataset.write_failure(failure, run.completed)
+    exports: dict[str, PartitionExport] = {}
+    if (record := run.record) is not None:
+        for options in spec.exports:
+            yield export_stage(options)
+            try:
+                exports[options.asset] = export_partition(run.dataset, options, record.listed)
+            except Exception as error:  # noqa: BLE001 - the partition is published, and its other exports go on
+                failure = failure or StageFailure.of(error, stage=options.asset, partition=partition.key)
     yield PartitionReport(
         partition=partition.key,
         results=run.results,
         record=run.record,
+        exports=exports,
         failure=failure,
         seconds=time.perf_counter() - began,
         peak_memory=_peak_memory(),

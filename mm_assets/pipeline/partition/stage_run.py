@@ -197,6 +197,7 @@ class Run:
             fail_on_error=fail_on_error,
             batch_bytes=self.spec.batch_bytes,
             max_content_bytes=self.spec.max_content_bytes,
+            pdf_dpi=self.spec.samples.pdf_dpi,
         )
 
     def samples(self, stage: Stage) -> Iterator[pa.Table]:

@@ -5,7 +5,8 @@ deletes dead records and attempts and notes when. A file is dead if no live reco
 Phase two deletes dead files that are a day old, unless a record or attempt of their partition was written or deleted
 within that day: a process that read what named the files just before it was deleted or replaced still has the day to
 publish a record that names them again. If the note is lost, the day starts again for all partitions, as it starts with
-the first clean. Times are those of the storage, so that no clocks are compared.
+the first clean. The former export of a partition is deleted when the new one is a day old. Times are those of the
+storage, so that no clocks are compared.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from mm_assets.errors import ChangedError, FormatError, SchemaMismatchError
 from mm_assets.pipeline.chain import PACKED_FOLDER, TABLES
 from mm_assets.pipeline.state.added_streams import STREAMS
 from mm_assets.pipeline.state.claims import CLAIMS
+from mm_assets.pipeline.state.exports import complete_exports, delete_export, export_folders, exports_store, read_export
 from mm_assets.pipeline.state.folder import ATTEMPTS, RECORDS, DatasetStore
 from mm_assets.pipeline.state.records import canonical_json
 from mm_assets.pipeline.state.staleness import DatasetState
@@ -131,6 +133,8 @@ class _Cleaner:
         protected = active.union(losing, unreadable, *(keys for keys in recent if keys is not None))
         for folder in _FOLDERS:
             self._clean_folder(folder, live, waiting, None if None in recent else protected)
+        listed = set(DatasetStore.recipes(known))
+        self._clean_exports(state, None if None in recent else protected | listed)
         for folder in (*_FOLDERS, RECORDS, ATTEMPTS, CLAIMS, "manifests", ""):
             self._delete({name: file for name, file in self._store.leftovers(folder).items() if self._is_old(file)})
         self._delete({name: file for name, file in self._store.listing(CLAIMS).items() if self._is_old(file)})
@@ -158,6 +162,31 @@ class _Cleaner:
                 else:
                     dead[name] = file
             self._delete(dead)
+
+    def _clean_exports(self, state: DatasetState, protected: set[str] | None) -> None:
+        """Deletes exports that a newer one of their partition replaced a day ago, and those of missing partitions.
+
+        The latter remain while their partition is protected; None protects all.
+        """
+        for options in self._dataset.spec.exports:
+            complete = complete_exports(self._dataset, options)
+            current = export_folders(self._dataset, options, state.published().values())
+            for folder, file in complete.items():
+                key = folder.rpartition(".")[0]
+                newer = complete.get(current.get(key, ""))
+                is_replaced = newer is not None and self._is_old(newer)
+                is_gone = key not in state.partitions and protected is not None and key not in protected
+                if folder == current.get(key):
+                    continue
+                if not self._is_old(file) or not (is_replaced or is_gone):
+                    self._num_waiting += 1
+                    continue
+                with suppress(SchemaMismatchError):
+                    made = read_export(self._dataset, options, folder)
+                    size = 0 if made is None else made.num_bytes
+                    self._deleted[exports_store(self._dataset, options).url_of(folder)] = size
+                if not self._dry_run:
+                    delete_export(self._dataset, options, folder)
 
     def _is_old(self, file: ListedFile) -> bool:
         return file.modified is not None and self._now - file.modified >= MIN_AGE_SECONDS

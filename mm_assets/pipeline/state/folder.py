@@ -37,7 +37,7 @@ from mm_assets.pipeline.state.records import (
 )
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.listing import ShardFile
+from mm_assets.storage.listing import ShardFile, description_of
 from mm_assets.storage.store import ListedFile, Snapshot, Store
 from mm_assets.storage.urls import local_path, reason
 
@@ -411,6 +411,7 @@ class DatasetStore:
         with ExitStack() as closed_on_error:
             for shard in partition.shards:
                 opened.append(closed_on_error.enter_context(SourceFile(shard.url, self.spec.storage_options)))
+                opened[-1].is_described = bool(description_of(shard.fingerprint))
             self.check_shards(partition, opened, fingerprints=fingerprints)
             closed_on_error.pop_all()
         return opened

@@ -24,9 +24,10 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
 from mm_assets.pipeline.state.records import Partition, Registered, StageRecord
 from mm_assets.pipeline.state.schema_inference import Decision, decide_layout
-from mm_assets.rows.base import shard_suffixes, source_formats
+from mm_assets.rows.base import shard_kinds, source_formats
+from mm_assets.sources.base import MAX_SUFFIXES_IN_MESSAGE
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.listing import Listing, ShardFile, expand_shards
+from mm_assets.storage.listing import Listing, ShardFile, description_of, expand_shards
 from mm_assets.storage.urls import (
     before_pattern,
     filesystem,
@@ -105,16 +106,21 @@ def list_shards(spec: DatasetSpec, known: Iterable[Partition] = ()) -> Grouped:
     """
     known = tuple(known)
     urls = (shard.url for partition in known for shard in partition.shards)
-    suffixes = shard_suffixes(spec.source, where=spec.where)
-    listing = expand_shards(spec.shards, spec.storage_options, suffixes=suffixes, known=urls)
+    listing = expand_shards(
+        spec.shards,
+        spec.storage_options,
+        kinds=shard_kinds(spec.source, where=spec.where),
+        known=urls,
+    )
     return group_shards(spec, listing, known)
 
 
 def group_shards(spec: DatasetSpec, listing: Listing, known: Iterable[Partition] = ()) -> Grouped:
     """Turns shards into partitions by the declaration's pattern, or each shard into one.
 
-    The key of a shard follows from its name alone, so that no other shard changes it. Shards that give no key are
-    skipped; so are those that would take one key without a pattern, except the one that is registered under it.
+    The key of a shard follows from its name alone, so that no other shard changes it; that of a shard in a dataset that
+    is a folder, from its path below the listed folder. Shards that give no key are skipped; so are those that would
+    take one key without a pattern, except the one that is registered under it.
 
     Args:
         spec: the declaration.
@@ -130,6 +136,10 @@ def group_shards(spec: DatasetSpec, listing: Listing, known: Iterable[Partition]
     for shard in listing.shards:
         path = _readable_path(shard.url, listing.folder)
         base = path.rpartition("/")[2]
+        if shard.url in listing.in_datasets or base.startswith("metadata."):  # a name that each folder of a split has
+            base = path
+        if shard.url.endswith("/"):  # of the listed folder itself it is the folder's own name
+            base = path or listing.folder.rstrip("/").rpartition("/")[2]
         name = next((base[: -len(s)] for s in suffixes if base.lower().endswith(s)), base)
         if pattern is not None:
             match = pattern.search(path)
@@ -204,12 +214,16 @@ def no_shards(spec: DatasetSpec, skipped: Sequence[str] = (), *, registered: int
         names = "of a server that lists no folders give the names, as in {00000..00099}.tar"
         is_pattern = re.search(r"[*\[{]|/$", spec.shards) is not None
         return SourceError(spec.shards, f"{said}: {names if is_pattern else 'the server has no such file'}")
-    suffixes = " ".join(shard_suffixes(spec.source, where=spec.where))
+    suffixes = " ".join(
+        suffix
+        for kind in shard_kinds(spec.source, where=spec.where)
+        for suffix in kind.suffixes[:MAX_SUFFIXES_IN_MESSAGE]
+        if suffix != "/"
+    )
     escaped = "; in a pattern [[] stands for a bracket" if "[" in spec.shards else ""
     return SourceError(
         spec.shards,
-        f"{said}: give a folder with names that end in {suffixes}, a glob such as '*.parquet' for Parquet files and "
-        f"lists, or one file{escaped}",
+        f"{said}: give a folder with names that end in {suffixes}, a glob such as 'part-*', or one file{escaped}",
     )
 
 
@@ -476,7 +490,8 @@ class _Recognition:
         return replace(found, shards=tuple(shards))
 
     def _shard(self, key: str, before: ShardFile, found: ShardFile) -> ShardFile:
-        if found.times is None or found.size != before.size:
+        is_described_alike = description_of(found.fingerprint) == description_of(before.fingerprint)
+        if found.times is None or found.size != before.size or not is_described_alike:
             return found
         if found.times == before.times:
             return before

@@ -14,17 +14,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.errors import ConfigError, CredentialsError, SourceError
+from mm_assets.errors import ConfigError, CredentialsError, SourceError, install_command
+from mm_assets.media.pdf import can_read_pdf
 from mm_assets.packing.kinds import Kind, RowCount, SampleKind, group_name, shown_role
 from mm_assets.packing.plan import NUMBERED, PackPlan
-from mm_assets.packing.presets import plan_of, survey_for
+from mm_assets.packing.presets import chooses_preset, plan_of, survey_for
 from mm_assets.packing.survey import Survey
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.rows.base import TableSource, row_sources
 from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.sample import first_samples
-from mm_assets.rows.schema import DatasetSchema, UserColumn
+from mm_assets.rows.schema import DatasetSchema, PdfRows, UserColumn
 from mm_assets.rows.user_columns import ColumnTally
+from mm_assets.sources.member import is_numbered
 from mm_assets.sources.parquet import ParquetSource
 from mm_assets.storage.read_ahead import HeldFile
 from mm_assets.summaries import counted
@@ -207,7 +209,30 @@ def decide_layout(spec: DatasetSpec, urls: Sequence[str]) -> Decision:
         MissingColumnError: no sample has a column that is requested.
         ConfigError: a pack field or column is not possible.
     """
-    sampler = _Sampler(spec)
+    declared = spec.samples.pdf
+    sampler = _sample(spec, urls, "binary" if declared == "auto" else declared)
+    preset = spec.pack.get("preset") if isinstance(spec.pack, Mapping) else spec.pack
+    is_open = declared == "auto" and "pdf" not in spec.samples.extensions
+    if is_open and (chooses_preset(spec.pack) or preset in ("document", "interleaved")) and sampler.survey.is_of_pdfs:
+        if can_read_pdf():
+            sampler = _sample(spec, urls, "interleaved" if preset == "interleaved" else "document")
+        else:
+            sampler.remarks.append(
+                f"most of {counted(sampler.survey.num_samples, 'sampled sample')} consist of a PDF, which is packed as "
+                f"bytes: for its pages and words `{install_command('pypdfium2')}` on every host that runs partitions, "
+                "and register with --new-schema; `samples.pdf: binary` ends this note"
+            )
+    if sampler.problems and not sampler.survey.num_samples and all(shard.error for shard in sampler.shards):
+        first, number = sampler.problems[0], len(sampler.problems)
+        if number == 1:
+            raise first
+        detail = f"{first.detail} (and none of the other {number - 1:,} shards that were tried can be read)"
+        raise SourceError(first.path, detail, byte_offset=first.byte_offset) from first
+    return sampler.decide(len(urls))
+
+
+def _sample(spec: DatasetSpec, urls: Sequence[str], pdf: PdfRows) -> _Sampler:
+    sampler = _Sampler(spec, pdf)
     sampled = _spread(urls, MAX_SHARDS)
     for url in sampled:
         sampler.read(url, len(sampled))
@@ -216,13 +241,7 @@ def decide_layout(spec: DatasetSpec, urls: Sequence[str]) -> Decision:
         if sampler.survey.num_samples:
             break
         sampler.read(url, MAX_SHARDS)
-    if sampler.problems and not sampler.survey.num_samples and all(shard.error for shard in sampler.shards):
-        first, number = sampler.problems[0], len(sampler.problems)
-        if number == 1:
-            raise first
-        detail = f"{first.detail} (and none of the other {number - 1:,} shards that were tried can be read)"
-        raise SourceError(first.path, detail, byte_offset=first.byte_offset) from first
-    return sampler.decide(len(urls))
+    return sampler
 
 
 def _spread(urls: Sequence[str], limit: int) -> list[str]:
@@ -235,8 +254,10 @@ def _spread(urls: Sequence[str], limit: int) -> list[str]:
 class _Sampler:
     """Reads samples of shards and counts them."""
 
-    def __init__(self, spec: DatasetSpec) -> None:
+    def __init__(self, spec: DatasetSpec, pdf: PdfRows) -> None:
         self.spec = spec
+        self.pdf = pdf
+        self.remarks: list[str] = []
         self.survey: Survey = survey_for(spec.pack, where=spec.where, roles=spec.samples.roles)
         self.shards: list[SampledShard] = []
         self.problems: list[SourceError] = []
@@ -280,6 +301,7 @@ class _Sampler:
             grouped=self.spec.partition_pattern is not None,
             on_damaged_shard=self.spec.on_damaged_shard,
             rejects=rejects,
+            pdf=self.pdf,
         )
         num_rows = 0
 
@@ -315,7 +337,7 @@ class _Sampler:
         if from_tables:  # whose columns are on any row
             columns = tuple(replace(column, rows="") for column in columns)
         plan = plan_of(self.survey, pack=spec.pack, where=spec.where, columns=(*columns, *annotated))
-        schema = DatasetSchema(user_columns=columns, annotator_columns=annotated, pack=plan.to_json())
+        schema = DatasetSchema(user_columns=columns, annotator_columns=annotated, pack=plan.to_json(), pdf=self.pdf)
         ordered = sorted(self.survey.rows.items(), key=lambda item: (-item[1].num_samples, item[0]))
         return Decision(
             schema=schema,
@@ -324,7 +346,7 @@ class _Sampler:
             kinds=tuple(replace(kind, unplaced=_unplaced(plan, kind)) for kind in kinds),
             row_kinds=tuple(_row_kind(plan, modality, role, count) for (modality, role), count in ordered),
             columns=tuple(_column_evidence(tally, column) for column in columns),
-            remarks=tuple(filter(None, (self.survey.names.note(), _without_media(kinds, plan)))),
+            remarks=tuple(filter(None, (*self.remarks, self.survey.names.note(), _without_media(kinds, plan)))),
         )
 
 
@@ -332,7 +354,7 @@ def _row_kind(plan: PackPlan, modality: str, role: str, count: RowCount) -> RowK
     takers = []
     for made in plan.modalities:
         for part, selector in made.selectors.items():
-            example = "0" if role == NUMBERED else role
+            example = role[: -len(NUMBERED)] + "0" if is_numbered(role) else role
             if any(selector.rank(modality, example, extension) is not None for extension in count.extensions):
                 takers.append(f"{made.name}.{part}" if part else made.name)
     rest = plan.special("rest")

@@ -30,10 +30,12 @@ from mm_assets.pipeline.chain import (
     recorded_stages,
 )
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.exports import missing_exports
 from mm_assets.pipeline.state.folder import ATTEMPTS, RECORDS, DatasetStore
 from mm_assets.pipeline.state.records import Attempt, Earlier, Partition, StageFailure, StageRecord, size_fault
 from mm_assets.pipeline.state.registration import Registration
 from mm_assets.rows.schema import DatasetSchema
+from mm_assets.storage.listing import description_of
 from mm_assets.storage.store import ListedFile
 
 __all__ = [
@@ -161,7 +163,7 @@ class DatasetState:
         remaining = {key: [recipe for recipe in self.records[key] if recipe != self.recipes[key]] for key in keys}
         if remaining:
             self.records = {**self.records, **remaining}
-            for cached in ("pending", "attempts"):
+            for cached in ("pending", "pending_exports", "attempts"):
                 vars(self).pop(cached, None)
 
     def is_published(self, key: str) -> bool:
@@ -172,6 +174,16 @@ class DatasetState:
     def pending(self) -> list[str]:
         """The stale ones of the registered partitions, sorted."""
         return sorted(key for key in self.partitions if not self.is_published(key))
+
+    @cached_property
+    def pending_exports(self) -> Mapping[str, Sequence[str]]:
+        """By key of a published partition, the assets of the exports that it lacks; errors as `published`."""
+        return missing_exports(self.dataset, self.published().values()) if self.dataset.spec.exports else {}
+
+    @property
+    def incomplete(self) -> list[str]:
+        """The pending partitions, and those that are published and lack an export, sorted; errors as `published`."""
+        return sorted({*self.pending, *self.pending_exports})
 
     @cached_property
     def attempts(self) -> frozenset[str]:
@@ -317,8 +329,8 @@ class DatasetState:
 
 
 def pending_partitions(dataset: DatasetStore) -> list[str]:
-    """The stale ones of the registered partitions, sorted."""
-    return DatasetState(dataset).pending
+    """The registered partitions that a run has something to do for, sorted: stale ones, and those without an export."""
+    return DatasetState(dataset).incomplete
 
 
 def pending_reasons(state: DatasetState) -> dict[str, str]:
@@ -345,10 +357,13 @@ def stage_named(name: str, *, option: str, specs: Iterable[DatasetSpec] = ()) ->
 
 
 def chosen_partitions(state: DatasetState, named: Sequence[str] = (), first: Stage | None = None) -> list[str]:
-    """The partitions that a run takes: those named, else with a `first` stage all registered ones, else the pending."""
+    """The partitions that a run takes: those named, else with a `first` stage all registered ones, else the pending.
+
+    Those that are published and lack an export are pending too.
+    """
     if named:
         return [key for key in named if key in state.partitions]
-    return list(state.pending) if first is None else sorted(state.partitions)
+    return state.incomplete if first is None else sorted(state.partitions)
 
 
 def given_start(first: Stage | None, *, is_pending: bool) -> Stage | None:
@@ -361,15 +376,17 @@ def given_start(first: Stage | None, *, is_pending: bool) -> Stage | None:
 
 def planned_runs(state: DatasetState, keys: Sequence[str], first: Stage | None = None) -> dict[str, Stale]:
     """Where a run of `chosen_partitions` with a `first` stage starts each, and why; errors as `DatasetState`."""
-    pending = set(state.pending)
-    given = {key: given_start(first, is_pending=key in pending) for key in keys}
+    pending, exports = set(state.pending), state.pending_exports
+    given = {key: given_start(first, is_pending=key in pending or key in exports) for key in keys}
     as_given = {key for key, start in given.items() if start is RAW_SHARDS and key not in pending}
     stale = stale_partitions(state, [key for key in given if key not in as_given])
     wanted = "it is up to date, but was requested"
 
     def planned(key: str, start: Stage | None) -> Stale:
-        if start is None:
+        if start is None and key in pending:
             return stale[key]
+        if start is None:
+            return replace(stale[key], reason=f"{' and '.join(exports[key])} is pending")
         if key in as_given:
             return Stale(first=start, reason=wanted)
         found = stale[key]
@@ -482,6 +499,7 @@ def _with_present_shards(stages: Stages, partition: Partition, digests: Callable
     recorded = {url: read.inputs.get(url) for url in indexed.inputs}
     if (
         recorded.keys() != partition.fingerprints.keys()
+        or any(description_of(indexed.inputs[url]) != description_of(f) for url, f in partition.fingerprints.items())
         or None in recorded.values()
         or indexed.counts["shard_bytes"] != sum(shard.size for shard in partition.shards)
         or digests() != recorded

@@ -30,6 +30,9 @@ def _without_folders(column: str, value: Any) -> Any:
     if column == "source_ref" and value is not None:
         locator = json.loads(value)
         return {**locator, "path": Path(locator["path"]).name}
+    file = {"source": "uri", "source_member": "container"}.get(column)
+    if file is not None and isinstance(value, dict) and value[file] is not None:
+        return {**value, file: Path(value[file]).name}
     return value
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+import mm_assets
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
@@ -114,6 +116,24 @@ def test_types_follow_most_values(tmp_path: Path) -> None:
     assert results["s"]["rows"].record.counts["kept.null_cast"] == 1
     stored = json.loads(Path(dataset.store.path_of("schema.json")).read_text())
     assert stored["evidence"] == found.evidence()
+
+
+def test_a_column_of_an_earlier_release_gets_a_name_that_is_free(tmp_path: Path) -> None:
+    """A stored column `source`, which is reserved since, is read as `user_source`; the next run fills it."""
+    members = {"a.txt": "t", "a.json": {"source": "web", "user_source": 1, "Source_Member": "b"}}
+    make_shard(tmp_path / "in" / "s.tar", members)
+    dataset, _ = run_chain(declare(tmp_path / "root", tmp_path / "in"))
+    path = Path(dataset.store.path_of("schema.json"))
+    stored = json.loads(path.read_text())
+    for column in stored["user_columns"]:
+        column["name"] = column["source"]  # as they were called
+    path.write_text(json.dumps(stored))
+    dataset, _ = run_chain(declare(tmp_path / "root", tmp_path / "in"))
+    (table,) = mm_assets.tables(tmp_path / "root" / "data", "filtered_rows")
+    rows = pq.read_table(table, filters=pc.field("modality") == "metadata").to_pylist()
+    values = {name: value for name, value in rows[0].items() if name.startswith("user_")}
+    assert values == {"user_source_2": "web", "user_source": 1, "user_Source_Member": "b"}
+    assert rows[0]["source"]["uri"].endswith("s.tar")
 
 
 def test_the_sample_is_bounded_and_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

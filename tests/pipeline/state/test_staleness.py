@@ -142,8 +142,9 @@ def test_a_raised_version_runs_its_stage_and_the_later_ones(
     """A release that changes what filtering writes makes the partitions start there."""
     dataset = changed(published, tmp_path)
     assert pending_partitions(dataset) == []
-    request.addfinalizer(lambda: object.__setattr__(FILTERED_ROWS, "version", 1))
-    object.__setattr__(FILTERED_ROWS, "version", 2)
+    before = FILTERED_ROWS.version
+    request.addfinalizer(lambda: object.__setattr__(FILTERED_ROWS, "version", before))
+    object.__setattr__(FILTERED_ROWS, "version", before + 1)
     assert pending_reasons(DatasetState(dataset)) == {"s": "the version of filtered_rows changed"}
     assert list(run(dataset).results) == STAGES[STAGES.index("filtered_rows") :]
 
