@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run ui quick test nightly fuzz coverage check docs screenshots wheels test-slow test-cluster test-wheels bench-loading bench-ingest bench-memory bench-decodable clean reset
+.PHONY: help run ui quick test nightly fuzz coverage check docs screenshots wheels test-slow test-cluster test-wheels interop bench-interop bench-loading bench-ingest bench-memory bench-decodable clean reset
 
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
@@ -31,6 +31,8 @@ help:
 	@echo "make screenshots  take the pictures of the documentation again, with chromium (two minutes)"
 	@echo "make wheels      build mm-assets and mm-assets-reader into dist/, and check what is in them"
 	@echo "make test-wheels install the built mm-assets in an environment of its own and run $(WHEEL_TESTS) of tests/e2e"
+	@echo "make interop     what other projects' libraries write and open, in an environment of their own (minutes, 6 GB)"
+	@echo "make bench-interop DATA=folder  exports and imports, beside cp and the other projects' converters (20 minutes, 8 GB)"
 	@echo "make bench-loading DATA=folder  reading and writing, side by side with other projects (an hour, 30 GB)"
 	@echo "make bench-ingest DATA=folder   from tar shards to Parquet and packed files, beside NeMo Curator (an hour, 12 GB)"
 	@echo "make bench-memory  resident memory and throughput of each stage on a 500 MB shard"
@@ -118,6 +120,20 @@ test-wheels: wheels
 	cd dist && venv/bin/python -m pytest --config-file ../pyproject.toml --rootdir .. --numprocesses logical \
 	    --dist worksteal --wheels . $(WHEEL_TESTS:%=../tests/e2e/test_%.py)
 
+# In an environment of its own: the other projects' packages want versions of theirs.
+$(VENV)-interop/pip.done: tests/interop/requirements.txt
+	$(PYTHON) -m venv $(VENV)-interop
+	$(VENV)-interop/bin/pip install --quiet --requirement $<
+	@touch $@
+
+interop: $(VENV)/dev.done $(VENV)-interop/pip.done
+	$(BIN)/python -m pytest tests/interop --owners $(VENV)-interop/bin/python --results $(VENV)-interop/results.json
+	$(BIN)/python tests/interop/page.py $(VENV)-interop/results.json
+
+bench-interop: $(VENV)/dev.done $(VENV)-interop/pip.done
+	@test -n "$(DATA)" || { echo "say where 8 GB may go: make bench-interop DATA=/path/to/folder"; exit 2; }
+	$(BIN)/python -m benchmarks.interop --data "$(DATA)" --owners $(VENV)-interop/bin/python
+
 bench-memory: $(VENV)/dev.done
 	$(BIN)/python benchmarks/memory.py
 
@@ -139,7 +155,7 @@ bench-ingest: $(VENV)/dev.done
 	$(BIN)/python -m benchmarks.ingest --data "$(DATA)" --curator "$(DATA)/curator/bin/python"
 
 clean:
-	rm -rf $(VENV) dist site
+	rm -rf $(VENV) $(VENV)-interop dist site
 
 reset:
 	find dagster_home -mindepth 1 ! -name dagster.yaml -delete
