@@ -77,6 +77,7 @@ FEATURES: list[tuple[str, str, Callable[[Path], object]]] = [
     ),
     ("zstandard", "depth", zstd_shard),
     ("s3fs", "s3", lambda _: SourceFile("s3://bucket/key")),
+    ("huggingface_hub", "hub", lambda _: SourceFile("hf://datasets/user/name/a.parquet")),
 ]
 
 

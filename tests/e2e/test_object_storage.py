@@ -16,6 +16,7 @@ from typing import Any
 
 import dagster as dg
 import fsspec
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -36,10 +37,14 @@ from mm_assets.pipeline.state.records import Earlier
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.schema_inference import decide_layout
 from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions
+from mm_assets.rows.base import shard_kinds
+from mm_assets.sources.lance import LanceSource
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.listing import expand_shards
+from mm_assets.storage.listing import ShardKind, expand_shards
 
 from ..pipeline.chain import declare, record_of
+from ..pipeline.chain import run_chain as run_stages
+from ..pipeline.shards import png
 from ..s3_server import serve
 from .loads import make_manifest, run_partitions
 
@@ -470,7 +475,7 @@ def test_names_in_a_bucket_are_used_as_they_are(options: dict[str, Any], bucket:
         fs.pipe_file(f"{bucket}/{key}", key.encode())
 
     def listed(pattern: str) -> list[str]:
-        shards = expand_shards(f"s3://{bucket}/{pattern}", options, suffixes=(".tar",)).shards
+        shards = expand_shards(f"s3://{bucket}/{pattern}", options, kinds=[ShardKind("tar", (".tar",))]).shards
         for shard in shards:
             with SourceFile(shard.url, options) as file:
                 assert file.read(0, file.size).decode() == shard.url.removeprefix(f"s3://{bucket}/")
@@ -483,7 +488,29 @@ def test_names_in_a_bucket_are_used_as_they_are(options: dict[str, Any], bucket:
     assert listed("what?.tar") == ["what?.tar"]
     assert listed("a::b.tar") == ["a::b.tar"]
     assert listed("{00..01}.tar") == listed("0?.tar") == ["00.tar", "01.tar"]
-    assert "02.tar is skipped" in expand_shards(f"s3://{bucket}/{{00..02}}.tar", options, suffixes=()).skipped[0]
+    assert "02.tar is skipped" in expand_shards(f"s3://{bucket}/{{00..02}}.tar", options, kinds=[]).skipped[0]
+
+
+def test_folders_of_plain_files_are_listed_once(
+    tmp_path: Path, server: tuple[str, Any], options: dict[str, Any], bucket: str, instance: dg.DagsterInstance
+) -> None:
+    """Folders of plain files are found by the one listing of their bucket, opened by one each, and pass every check."""
+    fs = fsspec.filesystem("s3", **options)
+    for number, name in enumerate(("a/0", "a/1 é", "b/0")):
+        fs.pipe_file(f"{bucket}/in/{name}.png", png(number))
+        fs.pipe_file(f"{bucket}/in/{name}.json", b'{"score": 0.5}')
+    server[1].requests.clear()
+    shards = expand_shards(f"s3://{bucket}/in", options, kinds=shard_kinds(None, where="x")).shards
+    assert [shard.url for shard in shards] == [f"s3://{bucket}/in/a/", f"s3://{bucket}/in/b/"]
+    assert [request.method for request in server[1].requests].count("GET") == 2, "what it is, and the listing"
+    server[1].requests.clear()
+    with SourceFile(shards[0].url, options) as file:
+        assert file.fingerprint == shards[0].fingerprint
+    assert len(server[1].requests) == 1
+    spec = declare(tmp_path, f"s3://{bucket}/in", storage_options=options, pack="generic")
+    dataset = run_chain(instance, spec)
+    with mm_assets.open(dataset.store.path_of("manifest.json")) as reader:
+        assert list(reader.sample_ids) == ["a/0", "a/1 é", "b/0"]
 
 
 def test_a_pattern_of_one_folder_costs_one_request(
@@ -494,7 +521,7 @@ def test_a_pattern_of_one_folder_costs_one_request(
     for name in ("a.tar", "b.tar", "more.tar/c.tar", "notes.txt"):
         fs.pipe_file(f"{bucket}/in/{name}", name.encode())
     server[1].requests.clear()
-    listing = expand_shards(f"s3://{bucket}/in/*.tar", options, suffixes=(".tar",))
+    listing = expand_shards(f"s3://{bucket}/in/*.tar", options, kinds=[ShardKind("tar", (".tar",))])
     assert [shard.url.rpartition("/")[2] for shard in listing.shards] == ["a.tar", "b.tar"]
     assert listing.folder == f"s3://{bucket}/in/"
     assert len(server[1].requests) == 1
@@ -612,3 +639,17 @@ def test_credentials_that_expire_during_a_load(
         rest = run_load(spec, pending_partitions(dataset), engine=processes)
     assert rest.ok
     assert pending_partitions(dataset) == []
+
+
+def test_a_lance_dataset_in_a_bucket_is_packed(options: dict[str, Any], bucket: str, tmp_path: Path) -> None:
+    """Lance reads with the storage options of s3fs in its own names; one that it lacks is refused by name."""
+    lance = pytest.importorskip("lance", reason="the lance extra is not installed")
+    lance.write_dataset(pa.table({"__key__": ["a", "b"], "text": ["one", "two"], "n": [1, 2]}), str(tmp_path / "x"))
+    fsspec.filesystem("s3", **options).put(str(tmp_path / "x"), f"{bucket}/x", recursive=True)
+    dataset, _ = run_stages(declare(tmp_path / "out", f"s3://{bucket}/x", storage_options=options))
+    with mm_assets.open(dataset.store.url_of("manifest.json")) as data:
+        assert [(data.sample_ids[n], data[n]["text"]) for n in range(2)] == [("a", "one"), ("b", "two")]
+    (shard,) = dataset.partitions()["data%2F" + next((tmp_path / "x/data").iterdir()).stem].shards
+    source = LanceSource(SourceFile(shard.url, {**options, "requester_pays": True}))
+    with pytest.raises(SourceError, match="requester_pays, which has no counterpart"):
+        list(source.members())

@@ -5,7 +5,7 @@
 | `python` | it is executed; the names of the blocks before it are there |
 | `python title="x.py"`, `yaml title="x.yaml"` and others with a title | it is written to this file |
 | `yaml` | a dataset's declaration, or some of its keys, must pass the check of declarations |
-| `sh` | each command runs: `mm-assets` and `cd` in this process, `SHELL` in a shell; `# exit code 1` has to be right |
+| `sh` | each command runs: `mm-assets` and `cd` here, `SHELL` and `python` in a shell; `# exit code 1` must be right |
 | `sh` after `<!-- parsed, not run -->` | `mm-assets` commands are parsed: they need what a test does not have |
 | `text` | each of its lines is in the output of the block before it, whatever the white space |
 
@@ -19,6 +19,7 @@ import io
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
@@ -67,6 +68,7 @@ def _extras(words: list[str]) -> None:
 NOT_RUN: Mapping[str, tuple[str, Callable[[list[str]], None]]] = {
     "make": ("installs packages, or takes minutes; CI runs it", _make),
     "pip": ("asks a package index", _extras),
+    "hf": ("asks the Hugging Face Hub", _nothing),
     ".": ("activates an environment, which the test has", _nothing),
     "torchrun": ("starts processes that need torch", _nothing),
     "dagster": ("starts a service", _nothing),
@@ -186,6 +188,8 @@ class Reader:
                     self.before_cleanup()
                 line = " ".join(word if set("*?$") & set(word) else shlex.quote(word) for word in words)
                 self.output += _in_shell(line, where)
+            elif words[0] == "python":
+                self.output += _in_shell(shlex.join([sys.executable, *words[1:]]), where)
             else:
                 self._other(words, where)
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
 import mm_assets
 from mm_assets.errors import ConfigError
-from mm_assets.fields import SequenceField
+from mm_assets.fields import SequenceField, TextField
 from mm_assets.formats import crc32c, open_reader
 from mm_assets.packing.judge import MAX_SAMPLE_BYTES
 from mm_assets.packing.plan import Take
@@ -27,9 +28,11 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import manifests
 from mm_assets.pipeline.state.claims import Claims
 from mm_assets.pipeline.state.clean import clean
+from mm_assets.pipeline.state.exports import export_partition
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.records import Attempt, StageFailure
 from mm_assets.pipeline.state.registration import group_shards, register
+from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref
@@ -88,7 +91,10 @@ def captions(tmp_path_factory: pytest.TempPathFactory, demo_shards: Path) -> Ite
     """The folder of the demo captions as a dataset, with every kind of file; a filter drops some images."""
     root = tmp_path_factory.mktemp("docs") / "data"
     filters = [{"type": "aspect_ratio", "min": 0.5, "max": 1.5}]
-    dataset = make(root, "captions", demo_shards / "captions-00000.tar", filters=filters)
+    exports = [{"format": "webdataset", "out": str(root.parent / "tars")}]
+    dataset = make(root, "captions", demo_shards / "captions-00000.tar", filters=filters, exports=exports)
+    for entry in DatasetState(dataset).published().values():
+        export_partition(dataset, dataset.spec.exports[0], entry)
     clean(dataset)
     failure = StageFailure(partition="captions-00000", stage="rows", detail="a fault", path="captions-00000.tar")
     dataset.write_attempt(Attempt(partition="captions-00000", stages={}, failure=failure))
@@ -247,6 +253,7 @@ def test_every_key_of_the_json_files_is_documented(captions: Path) -> None:
         "schema.json": ["## schema.json"],
         "shards.json": ["## shards.json"],
         "records": [records],
+        "exports": ["## Records of exports"],
         "attempts": ["## Attempts"],
         "claims": ["## Claims"],
         "clean.json": ["## clean.json and cache"],
@@ -264,11 +271,20 @@ def test_every_key_of_the_json_files_is_documented(captions: Path) -> None:
     assert seen == set(sections)
 
 
+def test_every_key_of_the_lists_of_writers_is_documented(tmp_path: Path) -> None:
+    """The section on folders that Python wrote has each key of their lists and of their modalities."""
+    with mm_assets.create(tmp_path, {"text": TextField()}) as writer:
+        writer.write("a", {"text": "a"})
+    document = json.loads((tmp_path / "writer-00000-of-00001.json").read_bytes())
+    named = {code.removesuffix("[]") for code in codes(section(FILES, "## Folders of `mm_assets.create`"))}
+    assert {*document, *document["modalities"][0]} <= named
+
+
 def test_the_examples_of_the_json_files_have_only_real_keys(captions: Path) -> None:
     """Each key in a printed example is one that the pipeline writes."""
     real = {key for path in captions.rglob("*.json") for key in json_keys(json.loads(path.read_bytes()), "")}
     examples = [json.loads(block) for block in blocks(FILES, "json")]
-    assert len(examples) == 4
+    assert len(examples) == 5
     assert {key for example in examples for key in json_keys(example, "")} - real == {"…"}
 
 
@@ -295,6 +311,8 @@ def test_every_reason_of_a_reject_is_documented() -> None:
     found = re.findall(r'BadTextError\("(\w+)"', source)
     found += re.findall(r'_reject(?:_member)?\((?:number|member|json_member), "(\w+)"', source)
     found += re.findall(r'problems\.append\(\("(\w+)"', source)
+    source = "".join((REPO / "mm_assets" / "media" / name).read_text() for name in ("pdf.py", "pdf_worker.py"))
+    found += re.findall(r'(?:kind=|Refused\()"(\w+)"', source)
     found += ["no_text"]  # written as part of a conditional expression
     assert documented == set(found)
 
@@ -310,6 +328,26 @@ def test_the_catalog_example_runs(
     assert "captions-00000" in capsys.readouterr().out
     for table in (*TABLES, PUBLISHED.name):
         space["connection"].execute(f"select partition from {table}")
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "duckdb", "daft"])
+def test_other_programs_find_the_media_in_the_shards(
+    library: str, captions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The examples read every image from the user's own tar, each with one library and none with this project."""
+    pytest.importorskip(library, reason="is not a dependency")
+    explore = (DOCS / "explore.md").read_text(encoding="utf-8")
+    first, *examples = blocks(section(explore, "## Media without mm-assets"), "python")
+    (example,) = (code for code in examples if re.search(rf"^(import|from) {library}\b", code, re.MULTILINE))
+    assert "mm_assets" not in first + example
+    monkeypatch.chdir(captions.parent.parent)
+    space: dict[str, Any] = {}
+    exec(compile(first, "docs/explore.md", "exec"), space)
+    rows = pq.read_table(space["tables"], filters=pc.field("modality") == "image")
+    exec(compile(example, "docs/explore.md", "exec"), space)
+    contents = dict(zip(rows["sample_id"].to_pylist(), rows["binary_content"].to_pylist(), strict=True))
+    assert len(contents) > 20
+    assert space["images"] == contents
 
 
 def test_packed_files_are_named_by_their_digest(captions: Path) -> None:

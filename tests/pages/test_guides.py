@@ -131,17 +131,23 @@ def test_train_and_resume(follow: Follow) -> None:
     follow("tutorials/train-and-resume.md")
 
 
-def test_export(follow: Follow) -> None:
-    """Exported tars have the members of the demo shard, byte for byte; the Parquet file has its texts."""
+def test_from_hugging_face_and_back(follow: Follow) -> None:
+    """A folder of Parquet is packed, loaded and exported, with the rows that came in."""
+    follow("tutorials/hugging-face.md")
+
+
+def test_leave(follow: Follow) -> None:
+    """Exported tars have the members of the demo shard, byte for byte or as equal JSON; those of the script too."""
 
     def compare_members() -> None:
         before = members_of([Path("mm_assets/defs/demo/shards/captions-00000.tar")])
-        after = members_of(sorted(Path("export/tars").glob("*.tar")))
-        assert sorted(after) == sorted(before)
-        assert [name for name in before if not name.endswith(".json") and after[name] != before[name]] == []
-        assert all(json.loads(after[name]) == json.loads(before[name]) for name in before if name.endswith(".json"))
+        for folder in ("tars", "by-script"):
+            after = members_of(sorted(Path("leaving", folder).glob("*.tar")))
+            assert sorted(after) == sorted(before)
+            assert [name for name in before if not name.endswith(".json") and after[name] != before[name]] == []
+            assert all(json.loads(after[name]) == json.loads(before[name]) for name in before if name.endswith(".json"))
 
-    follow("tutorials/export.md", compare_members)
+    follow("tutorials/leave.md", compare_members)
 
 
 def test_s3_credentials(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,9 +169,9 @@ def test_your_own_project(follow: Follow) -> None:
     follow("how-to/own-project.md")
 
 
-@pytest.mark.parametrize("page", ["timeline.md", "embeddings.md", "agents.md"])
+@pytest.mark.parametrize("page", ["writing.md", "timeline.md", "embeddings.md", "agents.md"])
 def test_pages_on_using_the_data(page: str, follow: Follow) -> None:
-    """Look-ups by time, the search over an added stream, and the guide for programs give what is printed."""
+    """Written folders, look-ups by time, the search over a stream, and the guide for programs work as printed."""
     follow(page)
 
 
@@ -181,7 +187,7 @@ def menu() -> list[str]:
 def test_pages_follow_each_other(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All pages run in one folder, in the order of the menu and then in reverse: none is in the way of another."""
     pages = menu()
-    assert len(pages) == 17
+    assert len(pages) == 19
     for page in (*pages, *reversed(pages)):
         if page in ("tutorials/own-bucket.md", "how-to/s3-credentials.md"):
             monkeypatch.setenv("AWS_ENDPOINT_URL", bucket)

@@ -48,10 +48,14 @@ PAGES = {
         about="Packed files as samples. [Reading](../reading.md) explains them with examples, [time](../timeline.md) "
         "the look-ups by time, [embeddings](../embeddings.md) added streams.",
         names={
-            "mm_assets": ("open", "create", "tables", "Dataset", "DatasetWriter"),
+            "mm_assets": (
+                "open", "create", "merge", "tables", "dataset_card", "DatasetCard", "Dataset", "DatasetWriter",
+            ),
             "mm_assets.dataset": (
                 "Batch", "FrameAt", "at_time", "steps", "resample_to", "align_onsets", "note_audio_slices",
             ),
+            "mm_assets.exports": ("export", "ExportSummary", "ExportProgress"),
+            "mm_assets.packing.source_samples": ("from_hf", "from_parquet", "from_webdataset", "SourceSamples"),
             "mm_assets.dataset.add_stream": ("add_stream", "add_values", "read_values", "write_stream"),
         },
     ),

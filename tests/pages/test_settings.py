@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mm_assets.pipeline.spec import DatasetSpec, EngineOptions, ParquetOptions
+from mm_assets.pipeline.spec import DatasetSpec, EngineOptions, ExportOptions, ParquetOptions
 from mm_assets.pipeline.spec_errors import expected
 from mm_assets.rows.schema import MemberRules, Settings
 
@@ -17,6 +17,7 @@ MODELS: dict[str, type[Settings]] = {
     "dataset": DatasetSpec,
     "samples": MemberRules,
     "parquet": ParquetOptions,
+    "exports": ExportOptions,
     "engine": EngineOptions,
 }
 
@@ -69,6 +70,8 @@ def test_every_example_is_allowed(name: str) -> None:
     for example in examples:
         given = yaml.safe_load(example)
         config = given if name == "dataset" else {name: given}
+        if name == "exports":
+            config = {name: [{"format": "webdataset", **given}]}
         DatasetSpec.from_config({"name": "x", "shards": "s", "root": "r", **config}, where="docs/settings.md")
 
 

@@ -105,7 +105,7 @@ def test_the_search_index_is_a_script(site: Path) -> None:
 
 TASKS = {
     "drop images under 256 px": (["Your own filter"], "min_width: 256, min_height: 256"),
-    "export to WebDataset": (["Export"], "captions.scan_raw(modalities)"),
+    "export to WebDataset": (["Leave"], "mm-assets export webdataset leaving"),
     "resume on 4 GPUs": (["Train and resume"], "torchrun --nproc-per-node 4"),
     "S3 credentials": (["S3 credentials"], "export AWS_ACCESS_KEY_ID="),
     "see why a row was dropped": (["See why a row was dropped"], "mm-assets losses --dataset captions"),
