@@ -6,7 +6,6 @@ import json
 import random
 import re
 import tarfile
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -118,11 +117,8 @@ def shards_of(name: str) -> bytes:
         return b"<!DOCTYPE html><html><body>404</body></html>" * 40
     elif name == "lfs":
         return b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 10240\n"
-    elif name == "zip":
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w") as archive:
-            archive.writestr("a.txt", "text" * 300)
-        return packed.getvalue()
+    elif name == "ar":
+        return b"!<arch>\n" + bytes(4096)
     elif name == "noise":
         return random.Random(7).randbytes(4096)
     elif name == "empty":
@@ -134,7 +130,7 @@ def shards_of(name: str) -> bytes:
 
 GOOD = ("good",)
 DAMAGED = ("header", "checksum", "truncated", "size", "gz")
-FOREIGN = ("html", "lfs", "zip", "noise", "text", "empty")
+FOREIGN = ("html", "lfs", "ar", "noise", "text", "empty")
 INCOMPLETE = ("json", "image", "names")
 KEPT = ("keys", "ending")
 
