@@ -276,7 +276,7 @@ class _Worker:
         pipe, content = self._process.stdout, bytearray(size)
         left = memoryview(content)
         while left and pipe is not None:
-            count = pipe.readinto(left)  # type: ignore[attr-defined]  # of a raw file
+            count = os.readv(pipe.fileno(), [left])
             if not count:
                 raise EOFError
             left = left[count:]

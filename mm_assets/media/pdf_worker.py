@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["HEADER", "Refused", "main"]
+__all__ = ["HEADER", "RefusedError", "main"]
 
 HEADER = struct.Struct("<I")  # size of the JSON of a request or an answer; bytes that belong to it follow the JSON
 MEMORY_BYTES = 2 << 30  # beyond what the process has when it starts; the largest page takes an eighth of it as pixels
@@ -32,7 +32,7 @@ _HYPHEN = 0x02  # what PDFium gives for one at the end of a line
 _ENCRYPTED = (4, 5)  # of FPDF_GetLastError: a password is needed, or an unknown security handler
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of this program
+class RefusedError(Exception):
     """A document, or a page of it, that is not read.
 
     Attributes:
@@ -52,7 +52,7 @@ class _Document:
         data: the file.
 
     Raises:
-        Refused: it is encrypted, or no PDF that PDFium can open.
+        RefusedError: it is encrypted, or no PDF that PDFium can open.
     """
 
     def __init__(self, library: Any, data: bytes) -> None:
@@ -61,8 +61,8 @@ class _Document:
         self._handle = library.FPDF_LoadMemDocument64(data, len(data), None)
         if not self._handle:
             if library.FPDF_GetLastError() in _ENCRYPTED:
-                raise Refused("encrypted_pdf", "cannot be opened without its password: decrypt it")
-            raise Refused("bad_pdf", "is damaged beyond what PDFium can repair")
+                raise RefusedError("encrypted_pdf", "cannot be opened without its password: decrypt it")
+            raise RefusedError("bad_pdf", "is damaged beyond what PDFium can repair")
         # What is filled in on a form is drawn by this alone. It calls nothing: PDFium has no JavaScript here.
         self._form_info = library.FPDF_FORMFILLINFO(version=2)
         self._form = library.FPDFDOC_InitFormFillEnvironment(self._handle, self._form_info)
@@ -77,14 +77,14 @@ class _Document:
         """Yields the layout of each page as JSON.
 
         Raises:
-            Refused: the document, or a page, is damaged or exceeds a limit.
+            RefusedError: the document, or a page, is damaged or exceeds a limit.
         """
         num_pages = self._library.FPDF_GetPageCount(self._handle)
         if num_pages < 1:
-            raise Refused("bad_pdf", "has no pages")
+            raise RefusedError("bad_pdf", "has no pages")
         if num_pages > request["max_pages"]:
             detail = f"has {num_pages:,} pages, allowed are {request['max_pages']:,}: split it"
-            raise Refused("pdf_too_large", detail)
+            raise RefusedError("pdf_too_large", detail)
         _limit_time(request["seconds"] + request["seconds_per_page"] * num_pages)
         size = 0
         for number in range(num_pages):
@@ -96,18 +96,20 @@ class _Document:
                     f"has more than {request['max_bytes']:,} bytes of words and boxes up to page {number + 1:,} of "
                     f"{num_pages:,}: raise samples.max_text_bytes"
                 )
-                raise Refused("pdf_too_large", detail)
+                raise RefusedError("pdf_too_large", detail)
             yield content
 
     def render(self, request: Mapping[str, Any]) -> bytes:
         """Returns a page as PNG.
 
         Raises:
-            Refused: there is no such page, or it is damaged or too large.
+            RefusedError: there is no such page, or it is damaged or too large.
         """
         num_pages = self._library.FPDF_GetPageCount(self._handle)
         if not 0 <= request["page"] < num_pages:
-            raise Refused("bad_pdf", f"page {request['page']} was asked for, the PDF has {num_pages:,}, counted from 0")
+            raise RefusedError(
+                "bad_pdf", f"page {request['page']} was asked for, the PDF has {num_pages:,}, counted from 0"
+            )
         _limit_time(request["seconds"])
         with _Page(self._library, self._handle, request["page"], request) as page:
             return page.render(request["dpi"], self._form)
@@ -125,12 +127,12 @@ class _Page:
         self._library = library
         self._page = library.FPDF_LoadPage(document, number)
         if not self._page:
-            raise Refused("bad_pdf", f"page {number} is damaged or missing")
+            raise RefusedError("bad_pdf", f"page {number} is damaged or missing")
         box = library.FS_RECTF()
         size = library.FPDF_GetPageWidthF(self._page), library.FPDF_GetPageHeightF(self._page)
         if not library.FPDF_GetPageBoundingBox(self._page, box) or not all(0 < side < math.inf for side in size):
             library.FPDF_ClosePage(self._page)
-            raise Refused("bad_pdf", f"page {number} has no valid size")
+            raise RefusedError("bad_pdf", f"page {number} has no valid size")
         self._box = box.left, box.bottom, box.right, box.top  # in points, as if the page were not rotated
         self._rotation = library.FPDFPage_GetRotation(self._page)  # clockwise, in quarters
         self.width, self.height = (max(1, round(side * request["dpi"] / POINTS_PER_INCH)) for side in size)
@@ -141,7 +143,7 @@ class _Page:
                 f"{self.width * self.height:,} pixels at {request['dpi']} dpi, allowed are {request['max_pixels']:,}: "
                 "lower samples.pdf_dpi, or leave the PDF out"
             )
-            raise Refused("pdf_too_large", detail)
+            raise RefusedError("pdf_too_large", detail)
 
     def __enter__(self) -> _Page:
         return self
@@ -318,9 +320,9 @@ def _answers(library: Any, requests: BinaryIO) -> Iterator[tuple[dict[str, Any],
                 _limit_time(request["seconds"])
                 document = _Document(library, data)
             if document is None:
-                raise Refused("bad_pdf", "is not open")
+                raise RefusedError("bad_pdf", "is not open")
             pieces = [document.render(request)] if "page" in request else list(document.layout(request))
-        except Refused as refused:
+        except RefusedError as refused:
             yield {"reason": refused.reason, "detail": str(refused)}, []
         except MemoryError:
             yield {"reason": "pdf_too_large", "detail": f"needs more than {MEMORY_BYTES >> 20:,} MiB of memory"}, []
@@ -342,7 +344,7 @@ def main() -> None:
         _limit_memory()
         for answer, pieces in _answers(library, sys.stdin.buffer):
             _send(answer, pieces)
-    except Exception as error:  # noqa: BLE001 - nothing else tells the process that asks
+    except Exception as error:  # noqa: BLE001  # whatever it is, the process that asked reports it
         _send({"failure": f"{type(error).__name__}: {error}"}, [])
 
 

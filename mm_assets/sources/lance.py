@@ -252,7 +252,7 @@ class _Decoder:
     _idle: ClassVar[dict[int, _Decoder]] = {}  # by the process that started it, since a forked one shares its pipes
 
     def __init__(self) -> None:
-        self._messages = tempfile.TemporaryFile()  # noqa: SIM115 (kill() closes it)
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115  # outlives this block: `kill` closes it
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_READER)],
             stdin=subprocess.PIPE,

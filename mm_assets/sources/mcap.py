@@ -26,6 +26,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -287,7 +288,7 @@ class _Listing:
 
     def __init__(self, file: SourceFile) -> None:
         with optional_import("mcap", "reading MCAP files"):
-            import mcap.records  # noqa: F401  (the records are read where they come)
+            import_module("mcap.records")  # which `_record` uses: a missing extra is reported before anything is read
         self._file = file
         self._blocks: list[_Block] = []
         self._topics: dict[int, _Topic] = {}

@@ -50,7 +50,7 @@ def test_the_script_gives_every_payload(tmp_path: Path, form: str) -> None:
     assert len(script.read_text().splitlines()) <= 100
     subprocess.run([sys.executable, "-I", "-S", str(script), str(tmp_path / "out")], check=True, cwd="/")
     with tarfile.open(tmp_path / "out" / "a.tar") as tar:
-        members = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]  # all are files
+        members = {member.name: tar.extractfile(member).read() for member in tar}
     array = np.load(io.BytesIO(members.pop("folder/a%2Eb.state.npy")))
     np.testing.assert_array_equal(array, np.arange(6, dtype=np.float32).reshape(2, 3))
     with mm_assets.open(path) as dataset:

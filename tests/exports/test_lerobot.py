@@ -30,9 +30,10 @@ from mm_assets.fields import (
 )
 from mm_assets.sources.lerobot import LeRobotSource
 from mm_assets.storage.files import SourceFile
-from tests.exports.export_suite import UNCHECKED, contents, payloads
-from tests.pipeline.chain import declare, run_chain
-from tests.sources.robots import FPS, clip
+
+from ..pipeline.chain import declare, run_chain
+from ..sources.robots import FPS, clip
+from .export_suite import UNCHECKED, contents, payloads
 
 CAMERA = "observation.images.top"
 FIELDS: Mapping[str, Field] = {

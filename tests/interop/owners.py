@@ -315,7 +315,7 @@ def read_energon(folder: Path) -> Iterator[Described]:
     def keep(sample: Any) -> Any:
         return sample
 
-    class Encoder(DefaultTaskEncoder):  # type: ignore[misc, type-arg]  # the library is not in this environment
+    class Encoder(DefaultTaskEncoder):
         cookers = [Cooker(keep)]
         decoder = None
 

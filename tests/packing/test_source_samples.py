@@ -17,7 +17,8 @@ import mm_assets
 from mm_assets.errors import ConfigError, ShardError, SourceError
 from mm_assets.fields import BytesField, ImageField, JSONField, NDArrayField, SequenceField, TextField
 from mm_assets.packing.source_samples import SourceSamples
-from tests.pipeline.shards import make_shard, png
+
+from ..pipeline.shards import make_shard, png
 
 
 def npy(values: Any) -> bytes:

@@ -312,7 +312,7 @@ def test_every_reason_of_a_reject_is_documented() -> None:
     found += re.findall(r'_reject(?:_member)?\((?:number|member|json_member), "(\w+)"', source)
     found += re.findall(r'problems\.append\(\("(\w+)"', source)
     source = "".join((REPO / "mm_assets" / "media" / name).read_text() for name in ("pdf.py", "pdf_worker.py"))
-    found += re.findall(r'(?:kind=|Refused\()"(\w+)"', source)
+    found += re.findall(r'(?:kind=|RefusedError\()"(\w+)"', source)
     found += ["no_text"]  # written as part of a conditional expression
     assert documented == set(found)
 

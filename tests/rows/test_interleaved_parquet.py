@@ -15,8 +15,9 @@ import pytest
 import mm_assets
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import parse_source_ref
-from tests.pipeline.chain import declare, run_chain, table_name
-from tests.pipeline.shards import DOCUMENTS, drops, make_shard, png, table
+
+from ..pipeline.chain import declare, run_chain, table_name
+from ..pipeline.shards import DOCUMENTS, drops, make_shard, png, table
 
 # The tables of NeMo Curator's interleaved reader; its first release named the keys of a locator in another way.
 NEW = {"path": "/gone/s.tar", "member": "{}", "byte_offset": 512, "byte_size": 9, "frame_index": None}

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 CAMERA = "observation.images.top"
 FPS = 10
@@ -43,12 +42,9 @@ class Episode:
 
 
 def real_episodes(folder: Path) -> list[Episode]:
-    """The episodes of a real robot in the sample data; skips the test where that is absent."""
-    shard = folder / "robotics/robotics-episodes-00000.tar"
-    if not shard.exists():
-        pytest.skip("the sample data is not there")
-    with tarfile.open(shard) as archive:
-        files = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]  # files
+    """The episodes of a real robot in the sample data, the fixture `shared_data`."""
+    with tarfile.open(folder / "robotics/robotics-episodes-00000.tar") as archive:
+        files = {member.name: archive.extractfile(member).read() for member in archive}
     roles = {"state": "observation.state", "action": "action", "timestamp": "timestamp", "reward": "next.reward"}
     return [
         Episode(

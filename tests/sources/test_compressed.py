@@ -27,9 +27,9 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.sources.compressed import TooLargeError, content_name, decompress, is_compressed
 from mm_assets.sources.member import split_member_name
-from tests.sources.tars import build
 
 from ..pipeline.chain import at_work, table_name
+from .tars import build
 
 COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
 

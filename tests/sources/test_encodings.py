@@ -25,9 +25,9 @@ from mm_assets.sources.encodings import Decoded, decode, is_encoding, text_in
 from mm_assets.sources.samples import ShardMembers
 from mm_assets.sources.tar import TarSource
 from mm_assets.sources.text_members import TextMembers, decode_text
-from tests.sources.tars import MemorySource, build
 
 from ..pipeline.chain import at_work, table_name
+from .tars import MemorySource, build
 
 TEXTS = {
     "ja": "先生が公園で遊ぶ子供を見ている。", "zh": "一只黑猫坐在窗边，看着外面", "ko": "창가에 검은 고양이",

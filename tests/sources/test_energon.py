@@ -23,8 +23,9 @@ from mm_assets.sources.energon import EnergonSource
 from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 from mm_assets.testing import SourceSuite
-from tests.pipeline.chain import declare, run_chain
-from tests.sources.tars import build
+
+from ..pipeline.chain import declare, run_chain
+from .tars import build
 
 OWNER = Path(__file__).parent / "owners" / "energon"
 Files = Sequence[tuple[str, bytes]]

@@ -300,7 +300,7 @@ class TestImg2dataset:
         assert json.loads(found["1.json"])["error_message"] == "HTTP 404"
 
 
-class HubFileSystem(MemoryFileSystem):  # type: ignore[misc]  # the package has no types
+class HubFileSystem(MemoryFileSystem):
     """Describes files as the file system of the Hugging Face Hub does: by blobs, without times."""
 
     protocol = "fakehub"

@@ -23,9 +23,10 @@ from mm_assets.rows.base import row_sources, shard_kinds
 from mm_assets.sources.hdf5 import HDF5Source
 from mm_assets.sources.member import ShardDamage
 from mm_assets.storage.files import SourceFile
-from tests.pipeline.chain import declare, run_chain
-from tests.sources.robots import real_episodes
-from tests.sources.test_lerobot import payloads, write_tar
+
+from ..pipeline.chain import declare, run_chain
+from .robots import real_episodes
+from .test_lerobot import payloads, write_tar
 
 MAX_BYTES = 1 << 20
 

@@ -25,9 +25,9 @@ from mm_assets.rows.base import row_sources
 from mm_assets.sources.head import foreign_file
 from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
-from tests.sources.tars import build
 
 from ..pipeline.chain import at_work, table_name
+from .tars import build
 
 
 def _png() -> bytes:

@@ -24,8 +24,9 @@ from mm_assets.sources.lance_manifest import read_fragments, version_of
 from mm_assets.sources.member import ShardDamage
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile, description_of, expand_shards
-from tests.pipeline.chain import declare, run_chain
-from tests.sources.lance_files import change, write, write_references
+
+from ..pipeline.chain import declare, run_chain
+from .lance_files import change, write, write_references
 
 pytest.importorskip("lance", reason="the lance extra is not installed")
 

@@ -29,8 +29,9 @@ from mm_assets.sources.member import ShardDamage
 from mm_assets.sources.parquet import ParquetSource
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import expand_shards
-from tests.pipeline.chain import declare, run_chain
-from tests.sources.robots import CAMERA, FPS, Episode, clip, real_episodes, write_v2, write_v3
+
+from ..pipeline.chain import declare, run_chain
+from .robots import CAMERA, FPS, Episode, clip, real_episodes, write_v2, write_v3
 
 WRITERS = pytest.mark.parametrize("write", [write_v2, write_v3], ids=["v2", "v3"])
 

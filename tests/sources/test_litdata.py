@@ -27,8 +27,9 @@ from mm_assets.sources.litdata import LitDataSource
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import describe_file
 from mm_assets.testing import SourceSuite
-from tests.pipeline.chain import declare, run_chain
-from tests.sources.offset_tables import HOSTILE_NAMES, list_bytes, litdata_index, member_row, sample_bytes, table_bytes
+
+from ..pipeline.chain import declare, run_chain
+from .offset_tables import HOSTILE_NAMES, list_bytes, litdata_index, member_row, sample_bytes, table_bytes
 
 OWNERS = Path(__file__).parent / "owners" / "litdata"
 NAME = "chunk-0-0.bin"

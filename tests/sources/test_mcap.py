@@ -27,9 +27,10 @@ from mm_assets.sources import mcap as mcap_source
 from mm_assets.sources.mcap import McapSource
 from mm_assets.sources.member import ShardDamage
 from mm_assets.storage.files import SourceFile
-from tests.pipeline.chain import declare, run_chain
-from tests.sources.robots import real_episodes
-from tests.sources.test_lerobot import payloads, write_tar
+
+from ..pipeline.chain import declare, run_chain
+from .robots import real_episodes
+from .test_lerobot import payloads, write_tar
 
 MAX_BYTES = 1 << 20
 START = 1_700_000_000_000_000_000  # nanoseconds

@@ -33,8 +33,9 @@ from mm_assets.sources.base import open_container
 from mm_assets.sources.mds import MdsSource
 from mm_assets.storage.files import SourceFile
 from mm_assets.testing import SourceSuite
-from tests.pipeline.chain import declare, run_chain
-from tests.sources.offset_tables import (
+
+from ..pipeline.chain import declare, run_chain
+from .offset_tables import (
     HOSTILE_NAMES,
     list_bytes,
     mds_bytes,

@@ -33,7 +33,8 @@ from mm_assets.sources.member import Member, ShardDamage
 from mm_assets.sources.parquet import ParquetSource
 from mm_assets.sources.row_members import MAX_LIST_CELLS
 from mm_assets.storage.files import SourceFile
-from tests.pipeline.chain import declare, run_chain
+
+from ..pipeline.chain import declare, run_chain
 
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 JPEG, PNG, WAV = b"\xff\xd8\xff\xe0 a JPEG", b"\x89PNG\r\n\x1a\n a PNG", b"RIFF\x10\0\0\0WAVE a WAV"

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Refused", "check_statement", "connect", "main"]
+__all__ = ["RefusedError", "check_statement", "connect", "main"]
 
 MEMORY = 512 << 20  # bytes for DuckDB, and as many for values that it does not count
 MAX_TEXT = 64 << 10  # characters of a query
@@ -33,7 +33,7 @@ _TABLE_FUNCTIONS = frozenset({"unnest", "range", "generate_series", "json_each",
 _REFUSED_FUNCTIONS = re.compile(r"current_setting|getenv|getvariable|write_log|(pg_)?sleep.*|json_(de)?serialize_.*")
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer to the query's author, not a fault of this program
+class RefusedError(Exception):
     """A query that is not run.
 
     Attributes:
@@ -54,21 +54,21 @@ def check_statement(connection: Any, text: str, relations: frozenset[str]) -> No
         relations: names of the views that it may read, in lower case.
 
     Raises:
-        Refused: it is not such a statement, or cannot be parsed.
+        RefusedError: it is not such a statement, or cannot be parsed.
     """
     if len(text) > MAX_TEXT:
-        raise Refused(f"the query has {len(text):,} characters, at most {MAX_TEXT:,} are run")
+        raise RefusedError(f"the query has {len(text):,} characters, at most {MAX_TEXT:,} are run")
     try:
         ((serialized,),) = connection.execute("select json_serialize_sql(?)", [text]).fetchall()
         parsed = json.loads(serialized)
     except RecursionError as error:
-        raise Refused("the query is nested too deeply") from error
+        raise RefusedError("the query is nested too deeply") from error
     if parsed["error"] and parsed.get("error_type") == "parser":
-        raise Refused(parsed["error_message"], int(parsed["position"]) if "position" in parsed else None)
+        raise RefusedError(parsed["error_message"], int(parsed["position"]) if "position" in parsed else None)
     if parsed["error"]:
-        raise Refused(f"{_ONE}, nothing that changes data or settings")
+        raise RefusedError(f"{_ONE}, nothing that changes data or settings")
     if len(parsed["statements"]) != 1:
-        raise Refused(f"found {len(parsed['statements'])} statements: {_ONE}")
+        raise RefusedError(f"found {len(parsed['statements'])} statements: {_ONE}")
     nodes = list(_nodes(parsed["statements"]))
     ctes = [cte["key"].lower() for node in nodes for cte in (node.get("cte_map") or {}).get("map", ())]
     queries = set(filter(str.isidentifier, ctes))  # outside of its scope, another name may be that of a file
@@ -97,17 +97,17 @@ def _check_node(node: Mapping[str, Any], relations: frozenset[str], queries: set
         known = {*relations, *(() if schema else queries), *(("", "tables") if kind == "SHOW_REF" else ())}
         if name.lower() not in known:
             there = ", ".join(sorted(relations)) or "none"
-            raise Refused(
+            raise RefusedError(
                 f"there is no relation {'.'.join(filter(None, (schema, name)))!r}; relations: {there}", position
             )
     name = str(node.get("function_name", "")).lower()
     if _REFUSED_FUNCTIONS.fullmatch(name):
-        raise Refused(f"the function {name}() is not allowed here", position)
+        raise RefusedError(f"the function {name}() is not allowed here", position)
     if kind == "TABLE_FUNCTION":
         name = str(node["function"].get("function_name")).lower()
         if name not in _TABLE_FUNCTIONS:
             allowed = ", ".join(sorted(_TABLE_FUNCTIONS))
-            raise Refused(f"{name}() is not allowed in FROM; allowed are the relations, and {allowed}", position)
+            raise RefusedError(f"{name}() is not allowed in FROM; allowed are the relations, and {allowed}", position)
 
 
 def connect(request: Mapping[str, Any]) -> Any:
@@ -215,7 +215,7 @@ def main() -> None:
         _limit(request["seconds"])
         check_statement(connection, request["sql"], frozenset(request["relations"]))
         answer = _result(connection, request)
-    except Refused as refused:
+    except RefusedError as refused:
         answer = {"error": str(refused), "position": refused.position}
     except Exception as error:  # noqa: BLE001 - whatever a query raises is the answer to its author
         answer = _failure(error)

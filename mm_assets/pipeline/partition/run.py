@@ -178,7 +178,7 @@ def partition_steps(
             yield export_stage(options)
             try:
                 exports[options.asset] = export_partition(run.dataset, options, record.listed)
-            except Exception as error:  # noqa: BLE001 - the partition is published, and its other exports go on
+            except Exception as error:  # noqa: BLE001  # whatever fails an export is reported, and the other exports still run
                 failure = failure or StageFailure.of(error, stage=options.asset, partition=partition.key)
     yield PartitionReport(
         partition=partition.key,

@@ -65,7 +65,7 @@ class RowFile(ABC):
     def rows(self, start: int, stop: int) -> Sequence[Mapping[str, Any]]:
         """Known rows."""
 
-    def reach(self) -> None:  # noqa: B027  # a default: of a table all rows are known
+    def reach(self) -> None:  # noqa: B027  # optional: most tables know all of their rows at once
         """Reads on by some rows."""
 
     def passed(self, member: str) -> bytes:
@@ -80,7 +80,7 @@ class RowFile(ABC):
         """What users should know of the file."""
         return ""
 
-    def end_reading(self) -> None:  # noqa: B027  # a default: most have no thread
+    def end_reading(self) -> None:  # noqa: B027  # optional: only tables that read in a thread override it
         """Ends threads that read on."""
 
     def close(self) -> None:

@@ -263,7 +263,7 @@ class SourceRows(RowFile):
                 if ended > self._until:
                     time.sleep(ended - begun)  # in which requests have their turn
                 begun = time.monotonic()
-        except Exception as error:  # noqa: BLE001  # a bug of a source, which the requests that wait raise
+        except Exception as error:  # noqa: BLE001  # whatever a source raises, `reach` raises it again in the request's thread
             self._failure = error
 
     def _advance(self) -> bool:

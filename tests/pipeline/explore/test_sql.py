@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from mm_assets.cli.main import main
 from mm_assets.pipeline.chain import TABLES
 from mm_assets.pipeline.explore.sql import QueryError, columns_of_relations, dataset_sandbox
-from mm_assets.pipeline.explore.sql_worker import Refused, check_statement
+from mm_assets.pipeline.explore.sql_worker import RefusedError, check_statement
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.sql_views import catalog_variables
 from mm_assets.pipeline.state.staleness import DatasetState
@@ -104,7 +104,7 @@ def parser() -> Iterator[Any]:
 def test_no_spelling_of_a_file_is_run(parser: Any, text: str) -> None:
     """No statement, subquery or function that names a file is run: beside the dataset, in its folder, or by URL."""
     for path in ("/etc/secret", "root/data/secret", "https://127.0.0.1:9/secret", "secret"):
-        with pytest.raises(Refused):
+        with pytest.raises(RefusedError):
             check_statement(parser, text.format(path=path), frozenset({"rows"}))
 
 
@@ -145,7 +145,7 @@ def test_no_spelling_of_a_file_is_run(parser: Any, text: str) -> None:
 )
 def test_other_statements_and_functions_are_refused(parser: Any, sql: str) -> None:
     """Settings, secrets, the catalog of DuckDB, and everything that does not select are refused."""
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedError):
         check_statement(parser, sql, frozenset({"rows"}))
 
 
