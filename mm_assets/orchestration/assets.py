@@ -196,7 +196,7 @@ def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
 
     def body(context: dg.AssetExecutionContext) -> MaterializeResult:
         with _working(context, spec, PUBLISHED) as work:
-            return published_result(work.spec, publish.publish(work))
+            return published_result(work.spec, publish.publish(work)[0])
 
     return _decorated(spec, PUBLISHED, body, partitions_def=shard_partitions(spec))
 

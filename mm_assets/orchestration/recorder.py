@@ -311,7 +311,7 @@ class Recorder:
         self._num_reports = 0
         self._condition = threading.Condition()
         self._is_closed = self._is_canceled = self._has_given_up = False
-        self._is_caught_up = self._is_postponed = False
+        self._is_caught_up = self._is_postponed = self._has_left = False
         self._num_refused = 0
         self._num_stored = 0
         self._begun = threading.Event()
@@ -332,7 +332,7 @@ class Recorder:
             return
         if error is not None:
             self.error = self.error or masked_urls(str(error))
-        if not self._is_caught_up:  # the other load may have ended since
+        if not self._is_caught_up or self._has_left:  # the other load may have ended since
             self._add(_Item(state=self._state))
         with self._condition:
             self._num_refused = 0  # the attempts of the policy begin again
@@ -366,8 +366,9 @@ class Recorder:
 
     def add(self, report: PartitionReport) -> None:
         """Has a partition recorded that was published, or failed; never waits."""
-        if report.claimed_by:  # the other load records it, unless it is killed before
+        if report.claimed_by:  # the other load records it; if it is killed before, the end of this one does
             self._running.discard(report.partition)
+            self._has_left |= report.record is not None
             return
         if report.record is not None:
             name = self._dataset.record_name(report.partition, report.record.recipe)
@@ -551,30 +552,33 @@ class Recorder:
 
     def _catch_up(self, sink: EventSink, state: DatasetState) -> None:
         """Adds the names of what Dagster does not know, unless another load is active, which records its own."""
-        if self._is_caught_up:
+        if self._is_caught_up and not self._has_left:
             return
-        known = sink.versions(PUBLISHED, None)
         # What the other load has published since is not in the state.
-        current = DatasetState(self._dataset) if self._is_postponed else state
-        unknown_exports = set(_unknown_exports(sink, current))
-        names = [
-            current.dataset.record_name(key, recipe)
-            for key, recipe in current.recipes.items()
-            if key not in self._running
-            and current.is_published(key)
-            and (known.get(key) != recipe or key in unknown_exports)
-        ]
-        if self._attempts and (pending := [key for key in current.pending if key in current.attempts]):
-            failures = sink.failures()
-            for key in pending:
-                if key not in failures or failures[key].fingerprint != current.recipes[key]:
-                    names.append(current.dataset.attempt_name(key))
-        self._is_postponed = bool(names) and self._another_load()
+        current = DatasetState(self._dataset) if self._is_postponed or self._has_left else state
+        self._is_postponed = bool(self._unknown(sink, current)) and self._another_load()
         if self._is_postponed:
             return
-        self._is_caught_up = True
-        for name in names:
+        self._is_caught_up, self._has_left = True, False
+        for name in self._unknown(sink, current):  # asked again: what other loads recorded before they ended is known
             self._add(_Item(name=name))
+
+    def _unknown(self, sink: EventSink, state: DatasetState) -> list[str]:
+        """Returns the names of the records and attempts that Dagster does not know and this load does not make."""
+        known, unknown_exports = sink.versions(PUBLISHED, None), set(_unknown_exports(sink, state))
+        names = [
+            state.dataset.record_name(key, recipe)
+            for key, recipe in state.recipes.items()
+            if key not in self._running
+            and state.is_published(key)
+            and (known.get(key) != recipe or key in unknown_exports)
+        ]
+        if self._attempts and (pending := [key for key in state.pending if key in state.attempts]):
+            failures = sink.failures()
+            for key in pending:
+                if key not in failures or failures[key].fingerprint != state.recipes[key]:
+                    names.append(state.dataset.attempt_name(key))
+        return names
 
     def _another_load(self) -> bool:
         """Whether another load is active; without a load of its own, it waits until that is certain."""

@@ -440,6 +440,61 @@ def test_two_loads_at_once_record_every_partition_once(dataset: DatasetStore) ->
     database.expect_complete()
 
 
+def test_a_load_that_ends_between_two_questions_is_not_recorded_again(dataset: DatasetStore) -> None:
+    """What another load records and ends right after a recorder has asked what is known has one event all the same."""
+    database = Database(spec=dataset.spec)
+    published: list[PartitionReport] = []
+    run(dataset, published.append, load="another")
+    others = [Claims(dataset, "another")]
+    others[0].take(())
+    versions = database.versions
+
+    def end_another(stage: Stage, keys: Collection[str] | None) -> Mapping[str, str]:
+        answer = versions(stage, keys)
+        if others:
+            claims = others.pop()
+            with recorder(dataset, database, running=KEYS) as recording:
+                for report in published:
+                    recording.add(report)
+            claims.release()
+        return answer
+
+    database.versions = end_another  # type: ignore[method-assign]  # between the question and its use
+    with recorder(dataset, database):
+        pass
+    assert not others
+    database.expect_complete()
+
+
+def test_loads_that_do_not_see_each_other_record_every_partition_once(dataset: DatasetStore) -> None:
+    """A load that makes what another one has published since its start leaves the events to that one."""
+    database = Database(spec=dataset.spec)
+    state, ended = DatasetState(dataset), list[PartitionReport]()
+    with recorder(dataset, database, running=KEYS) as recording:
+        run(dataset, recording.add)
+    recording = Recorder(dataset, database.execute, state=state, load="late", running=KEYS, retry=RETRY)
+    with Claims(dataset, "late") as claims, recording, Processes(1) as engine:
+
+        def end(report: PartitionReport) -> None:
+            ended.append(report)
+            recording.add(report)
+
+        load_partitions(state, state.pending, claims=claims, engine=engine, ended=end)
+    assert [(report.ok, report.claimed_by) for report in ended] == [(True, "another load")] * 3
+    database.expect_complete()
+
+
+def test_what_a_killed_load_published_is_recorded_by_one_that_met_it(dataset: DatasetStore) -> None:
+    """A load whose partitions another one published, which never recorded them, does that when it ends."""
+    database = Database(spec=dataset.spec)
+    state = DatasetState(dataset)
+    run(dataset, lambda _: None, load="killed")
+    recording = Recorder(dataset, database.execute, state=state, load="late", running=KEYS, retry=RETRY)
+    with Claims(dataset, "late") as claims, recording, Processes(1) as engine:
+        load_partitions(state, state.pending, claims=claims, engine=engine, ended=recording.add)
+    database.expect_complete()
+
+
 def test_rolled_up_checks_are_stored_together(dataset: DatasetStore) -> None:
     """With `checks: rollup` the partitions of a transaction have one result per asset, without a partition."""
     database = Database(spec=dataset.spec.replace(checks="rollup"))

@@ -16,8 +16,11 @@ from mm_assets.pipeline.state.staleness import stage_fault
 __all__ = ["publish"]
 
 
-def publish(work: PartitionWork) -> Record:
-    """Creates the record of a partition, and returns it; if another writer was first, returns that writer's.
+def publish(work: PartitionWork) -> tuple[Record, bool]:
+    """Creates the record of a partition, unless another writer was first.
+
+    Returns:
+        The record as published, and whether this call created it.
 
     Raises:
         SourceError: a stage has not run, a check failed, the partition's files do not belong together, a table that
@@ -30,7 +33,8 @@ def publish(work: PartitionWork) -> Record:
     work.keep_files()
     store.sync(file.path for file in files)
     name = dataset.record_name(record.partition, record.recipe)
-    if dataset.create_record(record):
+    is_first = dataset.create_record(record)
+    if is_first:
         try:
             work.keep_files()  # again: the host may have been suspended right before it created the record
         except SourceError:
@@ -43,13 +47,14 @@ def publish(work: PartitionWork) -> Record:
                 store.refresh([name])  # it is published again now: `clean` leaves files of the partition for a day
         except SchemaMismatchError:  # damaged: it publishes nothing
             store.delete(name)
-            first = record if dataset.create_record(record) else None
+            is_first = dataset.create_record(record)
+            first = record if is_first else None
         if first is None:
             raise ChangedError(store.url_of(name), "another process deleted it at this moment: run the partition again")
         record = first
     if work.earlier.has_attempt:
         dataset.delete_attempt(work.key)
-    return record
+    return record, is_first
 
 
 def _record(work: PartitionWork) -> Record:

@@ -61,7 +61,8 @@ class PartitionReport:
         failure: the error that ended the run, or None; a failed check is not one. Of a published partition, the first
             error of an export.
         is_refused: whether it was not run, since it is not registered any more; `failure` says so.
-        claimed_by: host and process of the load that works on it, or has published it; empty if this one ran it.
+        claimed_by: host and process of the load that works on it, or has published it; "another load" if that one
+            published it while this one ran it; empty if this one published it, or failed.
         seconds: wall clock.
         peak_memory: largest resident memory of this process so far, in bytes.
     """
@@ -186,6 +187,7 @@ def partition_steps(
         record=run.record,
         exports=exports,
         failure=failure,
+        claimed_by="another load" if run.is_second else "",
         seconds=time.perf_counter() - began,
         peak_memory=_peak_memory(),
     )
@@ -199,6 +201,7 @@ class _PartitionRun:
         results: of the stages that ended.
         completed: the records of the stages whose files are in the dataset's folder; None until they are uploaded.
         record: as published.
+        is_second: whether another load published the partition while this run made the same.
     """
 
     def __init__(
@@ -216,6 +219,7 @@ class _PartitionRun:
         self.results: dict[str, StageResult] = {}
         self.completed: Mapping[Stage, StageRecord] | None = None
         self.record: Record | None = None
+        self.is_second = False
         self._first = first
         self._earlier = earlier
 
@@ -247,7 +251,8 @@ class _PartitionRun:
                 work.write_attempt()
                 return
             yield self._at(PUBLISHED)
-            self.record = publish(work)
+            self.record, is_first = publish(work)
+            self.is_second = not is_first and work.recipe not in work.earlier.recipes
 
     def _keep(self, work: PartitionWork, staged: StagedStore | None) -> None:
         """Uploads what was made, also by a run that failed: its next one reuses that, and it says what was lost."""
