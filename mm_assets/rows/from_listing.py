@@ -1,11 +1,11 @@
 """A list of files as a source: a Parquet, JSONL or CSV table with a row per item, beside the media that it names.
 
 Columns: `sample_id`; `source_ref` or `path` (relative to the list's folder); and, if needed, `modality`, `position`,
-`text_content`, `metadata_json`; all further columns are user columns. A table without `sample_id` has a row per sample,
-whose files, text and id are in columns with the names that other tools give them. A Parquet list may hold media itself,
-in cells that are items of their rows (see `mm_assets.sources.arrow_rows`). The rows of a sample follow each other. The
-list is not trusted: its references must be in its folder or below an allowed prefix, and every row of it becomes a row
-or is named in the rejects.
+`text_content`, `metadata_json`; all other columns are user columns. A table without `sample_id` has a row per sample,
+with files, text and id in columns that are named as other tools name them (see `_sample_columns`). A Parquet list may
+hold media itself, in cells that are items of their rows (see `mm_assets.sources.arrow_rows`). The rows of a sample are
+consecutive. The list is not trusted: its references must be in its folder or below an allowed prefix, and each of its
+rows becomes a row or a reject.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from mm_assets.sources.text_members import BadTextError, ParsedObject, decode_te
 from mm_assets.storage.files import SourceFile
 from mm_assets.summaries import counted
 
-__all__ = ["ListingRows"]
+__all__ = ["ListingRows", "delimiter_of"]
 
-_OWN = frozenset({"path", *MULTIMODAL_SCHEMA.names})
+_LIST_COLUMNS = frozenset({"path", *MULTIMODAL_SCHEMA.names})
 _MEDIA_COLUMNS = frozenset({"bytes", "binary_content"}).union(
     *((extension, modality) for extension, modality in MODALITY_OF_EXTENSION.items() if modality != "text")
 )
-"""Columns of plain bytes that are media: one of any other name may be a digest."""
+"""Columns of plain bytes that are media: a column of any other name may be a digest."""
 _JSON = "metadata_json"  # the column of a sample's JSON
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}  # of tables whose first row has the names of the columns
-_FILE_NAMES = ("file_name", "file_names")  # as Hugging Face's folders have them, also after a name and an underscore
-_FILES = (  # columns that name a file where no other of them does
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}  # the first row of such a table has the names of its columns
+_FILE_NAMES = ("file_name", "file_names")  # in Hugging Face's folders, also after a name and an underscore
+_FILES = (  # a column that names a file if the table has none of the others
     *("path", "file", "file_path", "filepath", "filename", "image", "image_path", "audio", "audio_path"),
     *("video", "video_path"),
 )
 _TEXTS = ("text_content", "text", "caption")
 _IDS = ("id", "key", "__key__")
-_OF_ITEMS = frozenset({"source_ref", "modality", "position"})  # a table with one of them has a row per item
+_ITEM_COLUMNS = frozenset({"source_ref", "modality", "position"})  # a table with one of them has a row per item
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 BATCH_ROWS = 1024
 MAX_POSITION = 2**31 - 1  # positions are int32
@@ -77,20 +77,20 @@ Line = Mapping[str, Any] | BadTextError
 def _lines(
     source: SourceFile, layout: MemberRules, encodings: Counter[str], note_repairs: Callable[[ParsedObject], None]
 ) -> Iterator[Line]:
-    """Each row of the list as keys and values, or why it cannot be parsed; `ShardError` if it is something else.
+    """Yields each row of the list as keys and values, or why it cannot be parsed; `ShardError` if it is not a list.
 
-    `encodings` counts the lines that are not UTF-8, `note_repairs` takes each line in JSON.
+    `encodings` counts the lines that are not UTF-8; `note_repairs` is called with each line of JSON.
     """
-    head = source.read(0, min(HEAD_BYTES, source.size))
-    if head.startswith(PARQUET_MAGIC):
+    if _is_parquet(source):
         yield from _values(source)
         return
-    wide = _wide_encoding(head, is_csv=_delimiter(source) is not None)
+    head = source.read(0, min(HEAD_BYTES, source.size))
+    wide = _wide_encoding(head, is_csv=delimiter_of(source) is not None)
     foreign = None if wide else foreign_file(head)
     if foreign is not None and foreign.kind not in ("json", "text", "empty"):
         raise ShardError(source.url, foreign.as_not("a list of files"), byte_offset=0)
     limit = layout.max_text_bytes
-    if (delimiter := _delimiter(source)) is not None:
+    if (delimiter := delimiter_of(source)) is not None:
         yield from _records(source, delimiter, wide, layout, encodings)
         return
     with source.stream() as stream:
@@ -108,22 +108,27 @@ def _lines(
                     yield error
 
 
-def _delimiter(source: SourceFile) -> str | None:
+def delimiter_of(source: SourceFile) -> str | None:
+    """Returns the character between the values of a CSV table, by the name of the file; None for any other list."""
     return _DELIMITERS.get(posixpath.splitext(source.url.lower())[1])
 
 
-class _TextLines:
-    """The lines of a list as text, for a reader of CSV, whose records may have several.
+def _is_parquet(source: SourceFile) -> bool:
+    return ListingRows.accepts(source.read(0, min(len(PARQUET_MAGIC), source.size)))
 
-    A record that cannot be read is passed over to its last line: the one after which its quotes are paired.
+
+class _TextLines:
+    """The lines of a list as text, for `csv.reader`; a record may have several lines.
+
+    If a record cannot be read, its other lines are skipped: it ends with the line after which its quotes are paired.
 
     Args:
-        lines: the lines, each with its end; None for one that is too long.
-        decode: makes a text of a line.
+        lines: the lines, each with its line end; None for a line that is too long.
+        decode: returns a line as text.
         limit: bytes of the lines of one record.
 
     Raises:
-        BadTextError: while iterating, the record is too long or in no encoding that counts; the next one can be read.
+        BadTextError: while iterating: the record is too long, or its encoding is unknown; the next one can be read.
     """
 
     def __init__(self, lines: Iterator[bytes | None], decode: Callable[[bytes], str], limit: int) -> None:
@@ -133,24 +138,24 @@ class _TextLines:
         self.begin_record()
 
     def begin_record(self) -> None:
-        """Counts the lines from here on as those of another record."""
+        """Starts to count the lines of the next record."""
         self._num_bytes = self._num_quotes = 0
 
     def __iter__(self) -> _TextLines:
         return self
 
     def __next__(self) -> str:
-        line = self._line(next(self._lines))
+        line = self._count(next(self._lines))
         try:
             if self._num_bytes > self._limit:
                 raise BadTextError("too_large", f"the row holds more than {self._limit} bytes")
             return self._decode(line)
         except BadTextError:
             while self._num_quotes % 2 and (more := next(self._lines, b"")) != b"":
-                self._line(more)
+                self._count(more)
             raise
 
-    def _line(self, line: bytes | None) -> bytes:
+    def _count(self, line: bytes | None) -> bytes:
         self._num_bytes += self._limit + 1 if line is None else len(line)
         self._num_quotes += 0 if line is None else line.count(b'"')
         return line or b""
@@ -159,7 +164,7 @@ class _TextLines:
 def _records(
     source: SourceFile, delimiter: str, wide: str | None, layout: MemberRules, encodings: Counter[str]
 ) -> Iterator[Line]:
-    """The rows of a CSV table, without empty values; `ShardError` if its first row does not name the columns."""
+    """Yields the rows of a CSV table, without empty values; `ShardError` if its first row does not name the columns."""
 
     def decode(line: bytes) -> str:
         text, encoding = _decoded_line(line, wide, layout.encoding)
@@ -167,7 +172,7 @@ def _records(
         return text
 
     limit = layout.max_text_bytes
-    csv.field_size_limit(max(csv.field_size_limit(), limit))  # which is one of the process
+    csv.field_size_limit(max(csv.field_size_limit(), limit))  # a setting of the process
     with source.stream() as stream:
         lines = _TextLines(_split(stream, "\n".encode(wide or "utf-8"), limit), decode, limit)
         reader = csv.reader(lines, delimiter=delimiter)
@@ -195,7 +200,7 @@ def _records(
 
 
 def _with_numbers(row: Mapping[str, Any], columns: Collection[str]) -> Mapping[str, Any]:
-    """A row of CSV with the numbers that the texts of some columns are."""
+    """Returns a row of CSV in which the texts of some columns are replaced by the numbers that they stand for."""
     numbers = {name: json.loads(text) for name, text in row.items() if name in columns and _is_number(text)}
     return {**row, **numbers} if numbers else row
 
@@ -205,7 +210,7 @@ def _is_number(text: object) -> bool:
 
 
 class _SampleColumns(NamedTuple):
-    """What the columns of a table with a row per sample are, by their names."""
+    """The columns of a table with a row per sample."""
 
     sample_id: str | None
     text: str | None
@@ -213,14 +218,20 @@ class _SampleColumns(NamedTuple):
 
 
 @lru_cache(256)
-def _sample_columns(names: tuple[str, ...]) -> _SampleColumns:
+def _sample_columns(names: tuple[str, ...]) -> _SampleColumns | None:
+    """Returns what the columns of a table with a row per sample are; None if the table has a row per item."""
     by_name: dict[str, str] = {}
     for name in names:
         by_name.setdefault(name.lower(), name)  # LAION has URL and TEXT
-    files = [name for name in names if name in _FILE_NAMES or name.endswith(tuple(f"_{one}" for one in _FILE_NAMES))]
+    files = [name for name in names if name in _FILE_NAMES or name.endswith(tuple(f"_{end}" for end in _FILE_NAMES))]
     if not files:
         candidates = [by_name[name] for name in _FILES if name in by_name] or [*filter(None, [by_name.get("url")])]
         files = candidates if len(candidates) == 1 else [*filter(None, [by_name.get("path")])]
+    has_id = "sample_id" in names
+    if not _ITEM_COLUMNS.isdisjoint(names) or (has_id and (not files or "path" in names or "text_content" in names)):
+        return None
+    if has_id:
+        return _SampleColumns("sample_id", None, tuple(files))
     return _SampleColumns(
         sample_id=next((by_name[name] for name in _IDS if name in by_name), None),
         text=next((by_name[name] for name in _TEXTS if name in by_name), None),
@@ -229,62 +240,57 @@ def _sample_columns(names: tuple[str, ...]) -> _SampleColumns:
 
 
 def _item_rows(
-    row: Mapping[str, Any], unnamed: str, user_columns: Collection[str], *, prefix: str = ""
+    row: Mapping[str, Any], user_columns: Collection[str], *, default_id: str = "", prefix: str = ""
 ) -> Sequence[Mapping[str, Any]]:
-    """The rows of a sample's items, as a list has them, of a row that is a whole sample; any other row as it is.
+    """Returns a row per item if a row is a whole sample; any other row as it is.
 
     Args:
         row: keys and values.
-        unnamed: id of a sample without one that has text alone.
-        user_columns: those that stay in each row, though they are its id, text or files.
+        user_columns: columns that stay in each row, although they are its id, text or files.
+        default_id: id of a sample that has a text, but neither an id nor a file.
         prefix: what ids that follow from paths start with.
     """
-    if not _OF_ITEMS.isdisjoint(row):
-        return [row]
     columns = _sample_columns(tuple(row))
-    is_named = "sample_id" in row
-    if is_named and (not columns.files or "path" in row or "text_content" in row):
+    if columns is None:
         return [row]
     files: list[Any] = []
     for name in columns.files:
         value = row[name]
         files += value if isinstance(value, list) else [] if value is None else [value]
-    text = row[columns.text] if columns.text is not None and not is_named else None
-    if is_named:
-        sample_id = row["sample_id"]
-    elif columns.sample_id is not None:
+    text = None if columns.text is None else row[columns.text]
+    if columns.sample_id is not None:
         sample_id = row[columns.sample_id]
+    elif (path := next((file for file in files if isinstance(file, str)), None)) is not None:
+        sample_id = _id_of_path(path, prefix)
     else:
-        first = next((file for file in files if isinstance(file, str)), None)
-        stem = unnamed if first is None else _stem(first)
-        sample_id = (
-            None if first is None and text is None else stem if is_reference(stem) else posixpath.join(prefix, stem)
-        )
-    used = {"sample_id", *columns.files, *(() if is_named else (columns.text, columns.sample_id))}
+        sample_id = None if text is None else default_id
+    used = {columns.sample_id, columns.text, *columns.files}
     rest = {name: value for name, value in row.items() if name not in used or name in user_columns}
     rest["sample_id"] = sample_id
     texts = [] if text is None else [{**rest, "text_content": text}]
     return [*texts, *({**rest, "path": file} for file in files)] or [rest]
 
 
-def _stem(path: str) -> str:
-    return posixpath.splitext(path.partition("?")[0] if is_reference(path) else path)[0]
+def _id_of_path(path: str, prefix: str) -> str:
+    if is_reference(path):
+        return posixpath.splitext(path.partition("?")[0])[0]
+    return posixpath.join(prefix, posixpath.splitext(path)[0])
 
 
 def _media_columns(table: ParquetSource) -> tuple[list[str], list[str]]:
-    """The columns of a Parquet list that hold media, and those of bytes that are not read."""
+    """Returns the columns of a Parquet list that hold media, and the columns of bytes that are not read."""
     media = [name for name, is_named in table.columns.items() if is_named or name in _MEDIA_COLUMNS]
     return media, [name for name in table.columns if name not in media]
 
 
 def _values(source: SourceFile) -> Iterator[Mapping[str, Any]]:
-    """The rows of a Parquet list, without the columns that hold media."""
+    """Yields the rows of a Parquet list, without the columns that hold media."""
     try:
         file = pq.ParquetFile(source.open(), page_checksum_verification=True)
         cells = cell_columns(file.schema_arrow)
         columns = [name for name in file.schema_arrow.names if name not in cells]
         for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
-            yield from json_rows(batch)  # which finds texts that are not UTF-8
+            yield from json_rows(batch)  # also detects texts that are not UTF-8
     except SourceError:
         raise
     except PARQUET_ERRORS as error:
@@ -292,20 +298,20 @@ def _values(source: SourceFile) -> Iterator[Mapping[str, Any]]:
 
 
 def _wide_encoding(head: bytes, *, is_csv: bool) -> str | None:
-    """The UTF-16 or UTF-32 that a list is in, by its byte order mark or, of JSON, by its first characters."""
-    found: str = json.detect_encoding(head)
-    if found.startswith("utf-8"):
+    """Returns the UTF-16 or UTF-32 of a list, by its byte order mark or, for JSON, by its first characters."""
+    encoding: str = json.detect_encoding(head)
+    if encoding.startswith("utf-8"):
         return None
-    if found in ("utf-16", "utf-32"):  # with a mark, which only the first line has
-        found += "-le" if head.startswith(codecs.BOM_UTF16_LE) else "-be"
+    if encoding in ("utf-16", "utf-32"):  # with a mark, which only the first line has
+        encoding += "-le" if head.startswith(codecs.BOM_UTF16_LE) else "-be"
         if is_csv:
-            return found
-    text = str(head, found, "replace").lstrip("\ufeff \t\r\n")
-    return found if text.startswith(("{", "[")) else None  # NULs are in files of any kind
+            return encoding
+    text = str(head, encoding, "replace").lstrip("\ufeff \t\r\n")
+    return encoding if text.startswith(("{", "[")) else None  # files of any kind may contain NULs
 
 
 def _split(stream: BinaryIO, newline: bytes, limit: int) -> Iterator[bytes | None]:
-    """The lines of a list, each with its line end; None for one of more than `limit` bytes.
+    """Yields the lines of a list, each with its line end; None for a line of more than `limit` bytes.
 
     Args:
         stream: the list, at its start.
@@ -313,30 +319,30 @@ def _split(stream: BinaryIO, newline: bytes, limit: int) -> Iterator[bytes | Non
         limit: bytes of a line.
     """
     unit = len(newline)
-    held = bytearray()  # of a line whose characters have bytes that are a line end of ASCII
+    start = bytearray()  # of a line whose characters contain the byte of an ASCII line end
     skipping = False
     while part := stream.readline(limit + 1):
         if unit > 1:
             part += stream.read(-len(part) % unit)
         ends = part.endswith(newline)
-        if ends and not held and not skipping and len(part) <= limit:
+        if ends and not start and not skipping and len(part) <= limit:
             yield part
             continue
-        skipping = skipping or len(held) + len(part) > limit
+        skipping = skipping or len(start) + len(part) > limit
         if skipping:
-            held.clear()
+            start.clear()
         else:
-            held += part
+            start += part
         if ends:
-            yield None if skipping else bytes(held)
-            held.clear()
+            yield None if skipping else bytes(start)
+            start.clear()
             skipping = False
-    if skipping or held:
-        yield None if skipping else bytes(held)
+    if skipping or start:
+        yield None if skipping else bytes(start)
 
 
 def _decoded_line(line: bytes, wide: str | None, declared: str) -> Decoded:
-    """The text of a line, in the UTF-16 or UTF-32 that the list is in, else in UTF-8 or as declared."""
+    """Returns the text of a line in the list's UTF-16 or UTF-32, else in UTF-8 or as declared."""
     if wide is not None:
         return Decoded(stored_text(line, wide), wide)
     return decode_text(line, "utf-8" if declared == "auto" else declared)
@@ -379,25 +385,25 @@ class ListingRows:
         return head.startswith(PARQUET_MAGIC)
 
     def objects(self, *, layout: MemberRules) -> Iterator[Mapping[str, Any]]:
-        """Each row of the list without the columns that the pipeline knows; see `TableSource`."""
-        declared = layout.user_columns or ()
-        known = _OWN.difference(declared)
-        is_parquet = self.accepts(self.file.read(0, min(len(PARQUET_MAGIC), self.file.size)))
+        """Yields each row of the list without the columns of its items; see `TableSource`."""
+        user_columns = layout.user_columns or ()
+        item_columns = _LIST_COLUMNS.difference(user_columns)
+        is_parquet = _is_parquet(self.file)
         holds_media = is_parquet and bool(_media_columns(ParquetSource(self.file))[0])
         lines = _lines(self.file, layout, Counter(), lambda _: None)
         rows: Iterator[Mapping[str, Any]] = (line for line in lines if not isinstance(line, BadTextError))
         numeric: Collection[str] = ()
-        if not is_parquet and _delimiter(self.file) is not None:
+        if not is_parquet and delimiter_of(self.file) is not None:
             first = list(islice(rows, BATCH_ROWS))
             texts = {name for row in first for name, value in row.items() if not _is_number(value)}
             numeric = {name for row in first for name in row} - texts
             rows = chain(first, rows)
         for row in rows:
-            item = row if holds_media else _item_rows(row, "", declared)[0]
+            item = row if holds_media else _item_rows(row, user_columns)[0]
             yield {
                 key: value
                 for key, value in _with_numbers(item, numeric).items()
-                if key not in known and not _is_struct(key, value)
+                if key not in item_columns and not _is_struct(key, value)
             }
 
     def rows(
@@ -409,27 +415,27 @@ class ListingRows:
         grouped: bool = False,
         batch_bytes: int = 16 << 20,
     ) -> RowStream:
-        """The list as rows, which are made while they are read; arguments and errors as `RowSource.rows`.
+        """Returns the rows, which are made while they are read; arguments and errors as `RowSource.rows`.
 
         A sample's metadata row carries the `metadata_json` of its list rows, the first that has one. A user column is
-        filled on the row that has the value. `index` is not read, since a list has no members, and `grouped` changes
-        nothing, since the list names its samples. A required column that is in no row raises `SourceError`.
+        filled on the row that has the value. `index` is not read, since a list has no members, and `grouped` has no
+        effect, since the list names its samples. A required column that is in no row raises `SourceError`.
         """
         builder = _ListingBuilder(self.file, self.folders[0], self.prefix, layout, schema, batch_bytes)
         return RowStream(builder.batches(), builder.rejects, builder.counts, builder.notes, builder.kept)
 
 
-class _ListedItem(NamedTuple):
-    """A row of the row table, before its order among those of its sample is known.
+class _Item(NamedTuple):
+    """An item of a sample, before the order of the items is known.
 
     Attributes:
         position: from 0.
         modality: row modality.
         ref: where its content is.
-        text: of a text row.
-        error: why a row of media has no content, as the list has it.
-        name: what shows the content type.
-        row: of the list.
+        text: the text of a text row.
+        error: why a row of media has no content, if the list says so.
+        name: a file name from which the content type is guessed.
+        row: the row of the list.
     """
 
     position: int
@@ -460,11 +466,11 @@ class _ListingBuilder(RowBuilder):
         self.prefix = prefix
         self.allowed = (folder, *layout.prefixes)
         self.modalities = MODALITIES.union(layout.extensions.values())
-        self.known = _OWN.union(c.source for c, _ in self.user)
+        self.known = _LIST_COLUMNS.union(c.source for c, _ in self.user)
         self.missing = {c.source for c, _ in self.user if c.required}
         self.seen: set[str] = set()
         self.encodings: Counter[str] = Counter()  # of lines that are not UTF-8
-        self.unread: list[str] = []  # columns of bytes
+        self.columns_not_read: list[str] = []  # columns of bytes that may not be media
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         for sample_id, group in groupby(self._checked(), key=lambda entry: entry[0]):
@@ -473,8 +479,8 @@ class _ListingBuilder(RowBuilder):
                 yield from self.take()
         yield from self.take()
         self.note_columns()
-        if self.unread:
-            columns = ", ".join(map(repr, self.unread))
+        if self.columns_not_read:
+            columns = ", ".join(map(repr, self.columns_not_read))
             remedy = (
                 "call the column of the media bytes, or set source: parquet, so that each row is a sample with them"
             )
@@ -511,10 +517,10 @@ class _ListingBuilder(RowBuilder):
         )
 
     def _lines(self) -> Iterator[tuple[Line, _Cells]]:
-        """The list's rows, each with the media in it."""
-        if ListingRows.accepts(self.source.read(0, min(len(PARQUET_MAGIC), self.source.size))):
+        """Yields the rows of the list, each with its cells of media."""
+        if _is_parquet(self.source):
             table = ParquetSource(self.source)
-            media, self.unread = _media_columns(table)
+            media, self.columns_not_read = _media_columns(table)
             if media:
                 yield from table.listed(media)
                 return
@@ -522,10 +528,10 @@ class _ListingBuilder(RowBuilder):
             yield line, ()
 
     def _checked(self) -> Iterator[tuple[str, int, Mapping[str, Any], _Cells]]:
-        """The list's rows that name a sample, one per item, each after its sample's id and its number, from 0."""
+        """Yields the id of a sample, the number of a row from 0, a row of one of its items, and the row's cells."""
         stem = posixpath.splitext(self.source.url.rpartition("/")[2])[0]
-        declared = self.layout.user_columns or ()
-        is_csv = _delimiter(self.source) is not None
+        user_columns = self.layout.user_columns or ()
+        is_csv = delimiter_of(self.source) is not None
         numeric = {c.source for c, _ in self.user if c.type in ("int64", "double")} if is_csv else ()
         for number, (line, cells) in enumerate(self._lines()):
             self.counts["members"] += 1
@@ -533,12 +539,13 @@ class _ListingBuilder(RowBuilder):
                 self._reject(number, line.reason, line.detail)
                 continue
             self.missing -= line.keys()
-            for row in [line] if cells else _item_rows(line, f"{stem}/{number:08d}", declared, prefix=self.prefix):
+            default_id = posixpath.join(self.prefix, stem, f"{number:08d}")
+            rows = _item_rows(line, user_columns, default_id=default_id, prefix=self.prefix)
+            for row in [line] if cells else rows:
                 sample_id = sample_id_of(row.get("sample_id"))
                 if sample_id is None:
                     detail = (
-                        "its sample_id is neither text nor a whole number, nor has it an id, a key, a text or the path "
-                        "of a file"
+                        "its sample_id is not text or a whole number, and it has no id, key, text or path of a file"
                     )
                     self._reject(number, "no_sample_id", detail, row)
                 else:
@@ -551,7 +558,7 @@ class _ListingBuilder(RowBuilder):
                 self._reject(number, "duplicate_sample_id", detail, row)
             return
         self.seen.add(sample_id)
-        items: list[_ListedItem] = []
+        items: list[_Item] = []
         metadata: tuple[str | None, SourceRef, Mapping[str, Any]] | None = None
         places: set[tuple[int, str]] = set()
         for number, row, cells in entries:
@@ -563,8 +570,8 @@ class _ListingBuilder(RowBuilder):
                             raise BadTextError("bad_modality", "a row of metadata holds bytes, which are an item")
                         if metadata is not None:
                             raise BadTextError("second_metadata", "the sample has a metadata row already")
-                        names_origin = part.get("source_ref") is not None
-                        metadata = metadata_json, self._origin(part) if names_origin else SourceRef(None), part
+                        has_origin = part.get("source_ref") is not None
+                        metadata = metadata_json, self._origin(part) if has_origin else SourceRef(None), part
                         continue
                     item = self._item(part, cell, len(items))
                     if item[:2] in places:
@@ -587,22 +594,23 @@ class _ListingBuilder(RowBuilder):
             METADATA_POSITION,
             "metadata",
             content_type=content_type,
-            source_ref=_locator(ref),
+            source_ref=_locator_json(ref),
             metadata_json=text,
         )
         self._fill(row)
         for item in sorted(items, key=lambda item: item.position):
-            declared = item.row.get("content_type")
-            guessed = "text/plain" if item.modality == "text" else None
-            if item.name:
-                guessed = content_type_of_name(content_name(item.name))
+            content_type = item.row.get("content_type")
+            if not isinstance(content_type, str) and item.name:
+                content_type = content_type_of_name(content_name(item.name))
+            elif not isinstance(content_type, str):
+                content_type = "text/plain" if item.modality == "text" else None
             self.append(
                 sample_id,
                 item.position,
                 item.modality,
-                content_type=declared if isinstance(declared, str) else guessed,
+                content_type=content_type,
                 text=item.text,
-                source_ref=_locator(item.ref),
+                source_ref=_locator_json(item.ref),
                 error=item.error,
             )
             self._fill(item.row)
@@ -624,9 +632,9 @@ class _ListingBuilder(RowBuilder):
         return parsed.text
 
     def _parts(self, row: Mapping[str, Any], cells: _Cells) -> Iterator[tuple[Mapping[str, Any], Member | None]]:
-        """The items of a list row, each as a row of its own, with its cell: the text, and every cell.
+        """Yields a row for each item of a list row, with its cell: for the text, and for every cell.
 
-        Where the row has bytes, the place that it names is not read, and the path is the name of the only cell.
+        If the row has bytes, the file that it names is not read, and the path is the name of the only cell.
         """
         names_file = bool(row.get("path") or row.get("source_ref"))
         if not cells or (names_file and all(cell.link_target is not None for cell in cells)):
@@ -643,7 +651,7 @@ class _ListingBuilder(RowBuilder):
             elif not is_metadata:
                 yield {**bare, "text_content": None, "path": cell.link_target}, None
 
-    def _item(self, row: Mapping[str, Any], cell: Member | None, next_position: int) -> _ListedItem:
+    def _item(self, row: Mapping[str, Any], cell: Member | None, next_position: int) -> _Item:
         text = row.get("text_content")
         if text is not None and not isinstance(text, str):
             raise BadTextError("bad_text", f"text_content is {type(text).__name__}, expected text")
@@ -675,7 +683,7 @@ class _ListingBuilder(RowBuilder):
             position = int(position)  # pandas writes a column of integers as floats if some are missing
         if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= MAX_POSITION:
             raise BadTextError("bad_position", f"position is {position!r}, expected 0 to {MAX_POSITION}")
-        return _ListedItem(position, modality, ref, text, error, name, row)
+        return _Item(position, modality, ref, text, error, name, row)
 
     def _modality(self, name: str) -> str:
         extension = split_member_name(name)[2]
@@ -683,13 +691,13 @@ class _ListingBuilder(RowBuilder):
         return "binary" if modality == "text" else modality  # its text is not in the list, and nothing reads it
 
     def _origin(self, row: Mapping[str, Any]) -> SourceRef:
-        """The locator of a row whose content is not read from there: one that is not allowed has only the member."""
+        """Returns the locator of a row whose content is not read from there; only its member if it is not allowed."""
         try:
             return self._ref(row)
         except BadTextError as error:
             if error.reason != "outside":
                 raise
-        member = _given_ref(row).member
+        member = _locator_of(row).member
         return SourceRef(None if member is None else self.source.url, member)
 
     def _ref(self, row: Mapping[str, Any]) -> SourceRef:
@@ -697,7 +705,7 @@ class _ListingBuilder(RowBuilder):
         if path is not None and not isinstance(path, str):
             raise BadTextError("bad_source", f"path is {type(path).__name__}, expected text")
         try:
-            ref = _given_ref(row)
+            ref = _locator_of(row)
             if ref.path is None and path:
                 ref = source_ref_of({"path": path})
         except SourceError as error:
@@ -710,10 +718,10 @@ class _ListingBuilder(RowBuilder):
         return ref._replace(path=target)
 
 
-def _given_ref(row: Mapping[str, Any]) -> SourceRef:
-    given = row.get("source_ref")
-    return source_ref_of(given) if isinstance(given, dict) else parse_source_ref(given)
+def _locator_of(row: Mapping[str, Any]) -> SourceRef:
+    value = row.get("source_ref")
+    return source_ref_of(value) if isinstance(value, dict) else parse_source_ref(value)
 
 
-def _locator(ref: SourceRef) -> str | None:
+def _locator_json(ref: SourceRef) -> str | None:
     return None if ref.path is None else ref.to_json()

@@ -48,10 +48,10 @@ class ShortFileError(SourceError):
 class SourceFile:
     """A local or remote file, read by ranges. Safe to share between threads, and with forked children.
 
-    A folder is a file with the content of `describe_folder`, as the folder was when it was opened.
+    A folder is a file with the content of `describe_folder` at the time when it was opened.
 
     Args:
-        url: path or fsspec URL; that of a folder ends with a slash.
+        url: path or fsspec URL; the URL of a folder ends with a slash.
         storage_options: arguments for the file system.
 
     Attributes:
@@ -60,7 +60,7 @@ class SourceFile:
         size: bytes.
         fingerprint: as in `ShardFile`, when the file was opened.
         modified: likewise.
-        is_described: whether other files describe it (see `ShardFile.described_by`), if the caller has set it.
+        is_described: whether other files describe it (see `ShardFile.described_by`); the caller may set it.
         before_reads: called before each read of a `stream`; it may wait, and so pauses who reads the stream.
 
     Raises:
@@ -68,14 +68,14 @@ class SourceFile:
     """
 
     def __init__(self, url: str, storage_options: Options | None = None) -> None:
-        described, listing = _described(url, storage_options)
-        self.url = described.url
-        self.size = described.size
-        self.fingerprint = described.fingerprint
-        self.modified = described.modified
+        shard, listing = _describe(url, storage_options)
+        self.url = shard.url
+        self.size = shard.size
+        self.fingerprint = shard.fingerprint
+        self.modified = shard.modified
         self._fs, self._path = filesystem(url, storage_options)
         # Some file systems leave out the host in the URL that they make from a path.
-        self.location = described.url if "file" in protocols(self._fs) else url
+        self.location = shard.url if "file" in protocols(self._fs) else url
         self._options = storage_options
         self.is_described = False
         self.before_reads: Callable[[], object] | None = None
@@ -154,24 +154,24 @@ class SourceFile:
 
     @property
     def storage_options(self) -> Options | None:
-        """The arguments for the file system, which may hold secrets."""
+        """The arguments for the file system, which may contain secrets."""
         return self._options
 
     def beside(self, name: str) -> SourceFile:
         """Opens a file by its name relative to the folder of this one, with the same storage options.
 
         Args:
-            name: of the file, without escapes; it may have folders and ``..``, which are joined and normalized.
+            name: relative path without escapes; it may contain ``..`` and is normalized.
 
         Raises:
-            SourceError: the name is empty, absolute or leads out of the storage, or the file is not there or may not
-                be read.
+            SourceError: the name is empty, absolute or leads out of the storage, or the file is missing or cannot be
+                read.
         """
-        place = without_query(split_signature(self.location)[0])
-        scheme, colon, rest = ("", "", place) if is_local(place) else place.partition("://")
-        host, _, path = rest.partition("/")
+        url = without_query(split_signature(self.location)[0])
+        scheme, colon, host_and_path = ("", "", url) if is_local(url) else url.partition("://")
+        host, _, path = host_and_path.partition("/")
         parts = path.split("/")[:-1]
-        for part in (quote(name) if is_web(place) else name).split("/"):
+        for part in (quote(name) if is_web(url) else name).split("/"):
             if part == ".." and parts:
                 parts.pop()
             elif part == ".." or not name or name.startswith("/") or "\0" in name:
@@ -183,7 +183,7 @@ class SourceFile:
 
     def now(self) -> ShardFile:
         """The file as the storage describes it now; `SourceError` if it is gone or may not be read."""
-        return _described(self.location, self._options)[0]
+        return _describe(self.location, self._options)[0]
 
     def has_changed(self) -> bool:
         """Whether the file was replaced or changed since it was opened; costs a request; errors as `now`."""
@@ -340,8 +340,8 @@ class SourceFile:
         self.close()
 
 
-def _described(url: str, options: Options | None) -> tuple[ShardFile, bytes | None]:
-    """A file, or a folder and its content; errors as `describe_file` and `describe_folder`."""
+def _describe(url: str, options: Options | None) -> tuple[ShardFile, bytes | None]:
+    """Describes a file, or a folder with its content; errors as `describe_file` and `describe_folder`."""
     return describe_folder(url, options) if url.endswith("/") else (describe_file(url, options), None)
 
 

@@ -48,9 +48,9 @@ class ShardFile:
     Attributes:
         url: absolute path or URL.
         size: bytes.
-        fingerprint: changes whenever the content does: the object's ETag, or size and modification time; then, of a
-            shard that other files describe, ``;`` and a digest of theirs.
-        modified: seconds since 1970, or None where the storage does not report it.
+        fingerprint: changes whenever the content does: the object's ETag, or size and modification time. If other
+            files describe the shard, ``;`` and a digest of their fingerprints follow.
+        modified: seconds since 1970, or None if the storage does not report it.
         times: of a local file ``<modified>-<changed>``: the times of the last change of its content and of its
             description (name, rights, links), in nanoseconds since 1970. None of any other file.
     """
@@ -62,19 +62,19 @@ class ShardFile:
     times: str | None = None
 
     def is_of(self, fingerprint: str) -> bool:
-        """Whether this is the description of a file that has this fingerprint by its size and time, or its ETag."""
+        """Whether a fingerprint is of this file, with or without the files that describe it."""
         modified = None if self.times is None else self.times.partition("-")[0]
         return fingerprint in (self.fingerprint, self.fingerprint.partition(";")[0], f"{self.size}-{modified}")
 
     def described_by(self, files: Iterable[ShardFile]) -> ShardFile:
-        """Returns the shard with a fingerprint that also changes with those of the files that describe it."""
+        """Returns the shard with a fingerprint that also changes with the files that describe it."""
         others = sorted((file.url, file.fingerprint) for file in files)
         digest = hashlib.sha256("\n".join(map("\t".join, others)).encode("utf-8", "surrogateescape")).hexdigest()[:16]
         return replace(self, fingerprint=f"{self.fingerprint.partition(';')[0]};{digest}")
 
 
 def description_of(fingerprint: str) -> str:
-    """Returns the digest of the files that describe a shard in its fingerprint; of most shards it is empty."""
+    """Returns the digest, in a shard's fingerprint, of the files that describe it; empty if there are none."""
     return fingerprint.partition(";")[2].partition("-")[0]
 
 
@@ -83,7 +83,7 @@ class FolderFiles(list[ShardFile]):
 
     Args:
         files: their descriptions.
-        fs: the file system that they are in.
+        fs: their file system.
     """
 
     def __init__(self, files: Iterable[ShardFile], fs: fsspec.AbstractFileSystem) -> None:
@@ -91,10 +91,10 @@ class FolderFiles(list[ShardFile]):
         self._fs = fs
 
     def read(self, file: ShardFile) -> bytes:
-        """Returns the content of one of them.
+        """Returns the content of one of the files.
 
         Raises:
-            SourceError: it may not be read.
+            SourceError: the file cannot be read.
         """
         with storage_errors(file.url, "cannot be read"):
             content: bytes = self._fs.cat_file(file.url)
@@ -105,20 +105,21 @@ class FolderFormat(Protocol):
     """A format whose dataset is a folder, with files that describe it.
 
     Attributes:
-        MARKS: paths below the folder that show the format, as patterns of `fnmatch`: ``("meta/info.json",)``.
+        MARKS: paths relative to the folder by which the format is detected, as patterns of `fnmatch`:
+            ``("meta/info.json",)``.
     """
 
     MARKS: ClassVar[tuple[str, ...]]
 
     @classmethod
     def shards_in(cls, files: FolderFiles) -> Sequence[ShardFile] | None:
-        """Returns the shards among all files below a folder that has a mark; None if it is of another format.
+        """Returns the shards among the files below a folder with a mark; None if the folder is of another format.
 
-        Each shard is `ShardFile.described_by` the files that describe it, so that a change of either makes its
+        Each shard is `ShardFile.described_by` the files that describe it, so that a change of any of them makes its
         partition pending.
 
         Args:
-            files: marks and hidden files included.
+            files: all files, marks and hidden files included.
         """
 
 
@@ -126,12 +127,11 @@ class ShardKind(NamedTuple):
     """Which files of a folder are shards of a format.
 
     Attributes:
-        name: of the format in a declaration.
-        suffixes: ends of a shard's name, in lower case.
-        is_table: its shards hold rows, which may describe other files; those of any other format hold all of a sample.
-        dataset: the format if its dataset is a folder.
-        files: ends of the names of plain files, in lower case: where nothing is a shard, each folder with such a file
-            is one.
+        name: the name of the format in a declaration.
+        suffixes: suffixes of a shard's name, in lower case.
+        is_table: whether a shard holds rows, which may describe other files; any other shard holds whole samples.
+        dataset: the format, if its dataset is a folder.
+        files: suffixes of plain files, in lower case: if nothing else is a shard, each folder with such a file is one.
     """
 
     name: str
@@ -170,10 +170,10 @@ def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any])
 
 
 def describe_file(url: str, storage_options: Options | None = None) -> ShardFile:
-    """Size and fingerprint of one file as it is now.
+    """Returns the size and fingerprint that a file has now.
 
     Raises:
-        SourceError: the file is not there or may not be read.
+        SourceError: the file is missing or cannot be read.
     """
     fs, path = filesystem(url, storage_options)
     with storage_errors(url, "cannot be read"):
@@ -184,13 +184,13 @@ def describe_file(url: str, storage_options: Options | None = None) -> ShardFile
 
 
 def describe_folder(url: str, storage_options: Options | None = None) -> tuple[ShardFile, bytes]:
-    """A folder of plain files as a shard, and its content: a listing of the files directly in it.
+    """Returns a folder of plain files as a shard, and its content: a listing of the files directly in it.
 
-    After `FOLDER_MAGIC` each line is a JSON list of a file's name, size and fingerprint, sorted by name. The folder's
-    fingerprint follows from the listing alone.
+    After `FOLDER_MAGIC`, each line is a JSON list of a file's name, size and fingerprint, sorted by name. The folder's
+    fingerprint is a digest of the listing.
 
     Raises:
-        SourceError: the folder may not be listed.
+        SourceError: the folder cannot be listed.
     """
     fs, path = filesystem(url, storage_options)
     search = FileSearch(fs, (), ())
@@ -204,7 +204,7 @@ def describe_folder(url: str, storage_options: Options | None = None) -> tuple[S
 def _folder_shard(search: FileSearch, folder: str, files: Mapping[str, Info]) -> tuple[ShardFile, bytes]:
     entries = []
     modified: float | None = None
-    for place, file in _described(search, {place: files[place] for place in sorted(files) if place[-1] != "/"}):
+    for place, file in _describe_all(search, {place: files[place] for place in sorted(files) if place[-1] != "/"}):
         entries.append(json.dumps([search.name_of(place).rpartition("/")[2], file.size, file.fingerprint]))
         modified = max(filter(None, (modified, file.modified)), default=None)
     content = FOLDER_MAGIC + "".join(f"{entry}\n" for entry in entries).encode()
@@ -215,13 +215,13 @@ def _folder_shard(search: FileSearch, folder: str, files: Mapping[str, Info]) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What a path, a pattern or a list in braces names.
+    """The shards that a path, a pattern or a list in braces stands for.
 
     Attributes:
         shards: sorted by URL.
-        skipped: a sentence for each name that is not used, with its place and why.
-        folder: URL of the folder that holds them all, with a slash at its end: of a pattern, the one before it.
-        in_datasets: URLs of the shards of a `FolderFormat`, whose names are unique in their dataset's folder alone.
+        skipped: a sentence for each name that is not used, with its place and the reason.
+        folder: URL of the folder that holds them all, with a final slash; for a pattern, the folder before it.
+        in_datasets: URLs of the shards of a `FolderFormat`, whose names are unique only in their dataset's folder.
     """
 
     shards: tuple[ShardFile, ...]
@@ -237,22 +237,23 @@ def expand_shards(
     kinds: Sequence[ShardKind],
     known: Iterable[str] = (),
 ) -> Listing:
-    """Lists the shards that a path or URL names, without hidden files.
+    """Lists the shards at a path or URL, without hidden files.
 
     What exists is used as it is: a file, or a folder for the shards below it. Only otherwise are braces expanded, and
     then ``*``, ``?`` (but not in a URL that HTTP reads) and ``[...]`` matched. Local links are followed, and each
     folder is listed once.
 
-    Where nothing is a shard, each folder of plain files is one, whose URL ends with a slash. Files below a folder with
-    the marks of a format are that format's alone; of folders in each other with marks the outer one decides. The other
-    shards are of one kind: that of shards that are known, else containers before tables, and of several kinds the one
-    with most files. A table beside a shard of the same name describes it.
+    Files below a folder with the marks of a format belong to that format alone; if folders with marks are nested, the
+    outer one decides. The other shards are of one kind: the kind of shards that are known, else containers before
+    tables, and the kind with the most files. A table beside a shard of the same name describes it. If nothing is a
+    shard, each folder of plain files is one, whose URL ends with a slash; a table beside it of the same name describes
+    it.
 
     Args:
         pattern: a path or URL.
         storage_options: arguments for the file system.
-        kinds: the formats that a shard may have. A name is of the first kind that has its suffix.
-        known: URLs that were listed before; of very many an object store is asked faster.
+        kinds: the formats that a shard may have. The first kind that has the suffix of a name is chosen.
+        known: URLs that were listed before; if there are very many, an object store is listed in parallel.
 
     Raises:
         SourceError: the storage does not answer, or braces stand for too many names.
@@ -260,32 +261,32 @@ def expand_shards(
     fs, path = filesystem(pattern, storage_options)
     known = frozenset(known)
     search = FileSearch(fs, tuple(suffix for kind in kinds for suffix in kind.suffixes), known)
-    listed: list[ShardFile] = []
+    shards: list[ShardFile] = []
     in_datasets: set[str] = set()
     with storage_errors(public_url(fs, path), "cannot be listed"):
         folder = search.add(path)
-        named = {place: info for place, info in search.files.items() if not search.is_hidden(place)}
+        paths = {place: info for place, info in search.files.items() if not search.is_hidden(place)}
         for root, files in search.folders.items():
-            for shards in _datasets(search, root, files, [kind.dataset for kind in kinds if kind.dataset]):
-                listed += shards
-                in_datasets.update(shard.url for shard in shards)
-            chosen = _of_one_kind(search, root, files, kinds, known)
+            for dataset in _datasets(search, root, files, [kind.dataset for kind in kinds if kind.dataset]):
+                shards += dataset
+                in_datasets.update(shard.url for shard in dataset)
             plain = next((kind.files for kind in kinds if kind.files), ())
-            if plain and (not (chosen or listed) or any(url.endswith("/") for url in known)):
-                listed += _folder_shards(search, root, files, plain)
+            places = _of_one_kind(search, root, files, kinds, known, () if shards else plain)
+            if plain and (not (places or shards) or any(url.endswith("/") for url in known)):
+                shards += _folder_shards(search, root, files, plain)
             else:
-                named |= {place: files[place] for place in chosen}
-        listed += (shard for _, shard in _described(search, named))
+                paths |= {place: files[place] for place in places}
+        shards += (shard for _, shard in _describe_all(search, paths))
     return Listing(
-        shards=tuple(sorted(listed, key=lambda shard: shard.url)),
+        shards=tuple(sorted(shards, key=lambda shard: shard.url)),
         skipped=tuple(sorted(search.skipped)),
         folder=public_url(fs, folder).rstrip("/") + "/",
         in_datasets=frozenset(in_datasets),
     )
 
 
-def _described(search: FileSearch, files: Mapping[str, Info]) -> Iterator[tuple[str, ShardFile]]:
-    """Yields the files with their descriptions by their file system, without those that cannot be used."""
+def _describe_all(search: FileSearch, files: Mapping[str, Info]) -> Iterator[tuple[str, ShardFile]]:
+    """Yields each file that can be used, with its description by the file system."""
     for place, info in search.complete(files).items():
         with suppress(FileNotFoundError):  # removed since it was listed
             yield place, _describe(search.fs, place, info)
@@ -294,50 +295,50 @@ def _described(search: FileSearch, files: Mapping[str, Info]) -> Iterator[tuple[
 def _folder_shards(
     search: FileSearch, root: str, files: Mapping[str, Info], suffixes: tuple[str, ...]
 ) -> Iterator[ShardFile]:
-    """Yields each folder at or below `root` that has a plain file with one of these suffixes, without hidden ones."""
+    """Yields each folder at or below `root` that has a plain file with one of these suffixes, except hidden folders."""
     start = len(root.rstrip("/"))
     folders: dict[str, dict[str, Info]] = {}
-    chosen: set[str] = set()
+    with_media: set[str] = set()
     for place, info in files.items():
         folder, _, base = search.name_of(place).rpartition("/")
         if base and "/." not in folder[start:]:
             parent = without_query(place).rpartition("/")[0]
             folders.setdefault(parent, {})[place] = info
             if not base.startswith(".") and base.lower().endswith(suffixes):
-                chosen.add(parent)
-    for folder in sorted(chosen):
+                with_media.add(parent)
+    for folder in sorted(with_media):
         yield _folder_shard(search, folder, folders[folder])[0]
-    others = sorted(folders.keys() - chosen)
-    if chosen and others:
+    others = sorted(folders.keys() - with_media)
+    if with_media and others:
         search.skipped.append(
-            f"{public_url(search.fs, root)}: {counted(len(others), 'folder')} skipped, as {others[0]}: its files are "
-            "neither media nor texts"
+            f"{public_url(search.fs, root)}: {counted(len(others), 'folder')} skipped, such as {others[0]}: its files "
+            "are neither media nor texts"
         )
 
 
 def _datasets(
     search: FileSearch, root: str, files: dict[str, Info], formats: Sequence[type[FolderFormat]]
 ) -> Iterator[Sequence[ShardFile]]:
-    """Yields the shards of each folder below `root` that a format takes, and removes all files below it."""
+    """Yields the shards of each folder below `root` that is a dataset, and removes the files below it from `files`."""
     start = len(root.rstrip("/")) + 1
     names = sorted((search.name_of(place)[start:], place) for place in files) if formats else []
-    marks = [(mark, found) for found in formats for mark in found.MARKS]
+    marks = [(mark, form) for form in formats for mark in form.MARKS]
     may_be_mark = re.compile("|".join(translate(mark.rpartition("/")[2]) for mark, _ in marks) or "(?!)").match
-    marked: dict[str, list[type[FolderFormat]]] = {}
+    formats_of: dict[str, list[type[FolderFormat]]] = {}  # by folder
     for name in (name for name, _ in names if may_be_mark(name, name.rfind("/") + 1)):
-        for mark, found in marks:
+        for mark, form in marks:
             depth = mark.count("/") + 1
             below = "/".join(name.rsplit("/", depth)[-depth:])
             if below.count("/") == depth - 1 and fnmatchcase(below, mark):
-                among = marked.setdefault(name.removesuffix(below), [])
-                if found not in among:
-                    among.append(found)
-    for folder in sorted(marked, key=len):
+                candidates = formats_of.setdefault(name.removesuffix(below), [])
+                if form not in candidates:
+                    candidates.append(form)
+    for folder in sorted(formats_of, key=len):
         first, end = bisect_left(names, (folder,)), bisect_left(names, (folder[:-1] + "0",)) if folder else len(names)
         inside = {place: files[place] for _, place in names[first:end] if place in files}
-        described = FolderFiles((file for _, file in _described(search, inside)), search.fs)
-        for found in marked[folder]:
-            shards = found.shards_in(described) if described else None
+        folder_files = FolderFiles((file for _, file in _describe_all(search, inside)), search.fs)
+        for form in formats_of[folder]:
+            shards = form.shards_in(folder_files) if folder_files else None
             if shards is not None:
                 yield shards
                 for place in inside:
@@ -346,12 +347,21 @@ def _datasets(
 
 
 def _of_one_kind(
-    search: FileSearch, root: str, files: Mapping[str, Info], kinds: Sequence[ShardKind], known: Set[str]
+    search: FileSearch,
+    root: str,
+    files: Mapping[str, Info],
+    kinds: Sequence[ShardKind],
+    known: Set[str],
+    plain: tuple[str, ...],
 ) -> list[str]:
-    """Returns the paths of the shards in a folder, and reports those of other kinds."""
+    """Returns the paths of the shards in a folder, and reports those of other kinds.
+
+    If all of them are tables that describe a folder with a plain file, which ends with one of `plain`, none is a shard.
+    """
     start = len(root.rstrip("/")) + 1
-    found: dict[str, ShardKind] = {}
+    kind_of: dict[str, ShardKind] = {}
     stems: dict[str, str] = {}
+    folders: set[str] = set()
     for place in files:
         name = search.name_of(place)
         if name[start:].startswith(".") or "/." in name[start:]:
@@ -360,22 +370,33 @@ def _of_one_kind(
         for kind in kinds:
             suffix = next((suffix for suffix in kind.suffixes if lower.endswith(suffix)), None)
             if suffix is not None:
-                found[place], stems[place] = kind, name[: -len(suffix)]
+                kind_of[place], stems[place] = kind, name[: -len(suffix)]
                 break
-    of_containers = {stems[place] for place, kind in found.items() if not kind.is_table}
-    found = {place: kind for place, kind in found.items() if not kind.is_table or stems[place] not in of_containers}
-    numbers = Counter(found.values())
-    registered = {kind for place, kind in found.items() if known and public_url(search.fs, place) in known}
-    if not numbers:
+        else:
+            if lower.endswith(plain):
+                folders.add(name.rpartition("/")[0])
+    of_containers = {stems[place] for place, kind in kind_of.items() if not kind.is_table}
+    kind_of = {place: kind for place, kind in kind_of.items() if not kind.is_table or stems[place] not in of_containers}
+    registered = {kind for place, kind in kind_of.items() if known and public_url(search.fs, place) in known}
+    if not kind_of:
         return []
+    remedy = "give a pattern of their names or set `source`"
+    if not registered and all(kind.is_table and stems[place] in folders for place, kind in kind_of.items()):
+        search.skipped.append(
+            f"{public_url(search.fs, root)}: {counted(len(kind_of), 'table')} skipped, such as "
+            f"{search.name_of(min(kind_of))}: each describes a folder of the same name, whose files are the shard; to "
+            f"use the tables, {remedy}"
+        )
+        return []
+    numbers = Counter(kind_of.values())
     # Of equal ones the first in the order of the formats.
     chosen = max(numbers, key=lambda kind: (kind in registered, not kind.is_table, numbers[kind], -kinds.index(kind)))
     for kind in numbers:
         if kind != chosen:
-            example = search.name_of(min(place for place in found if found[place] == kind))
+            example = search.name_of(min(place for place in kind_of if kind_of[place] == kind))
             search.skipped.append(
-                f"{public_url(search.fs, root)}: {counted(numbers[kind], f'{kind.name} file')} skipped, as {example}: "
-                f"its shards are the {counted(numbers[chosen], f'{chosen.name} file')}; to use the others, give a "
-                "pattern of their names or set `source`"
+                f"{public_url(search.fs, root)}: {counted(numbers[kind], f'{kind.name} file')} skipped, such as "
+                f"{example}: its shards are the {counted(numbers[chosen], f'{chosen.name} file')}; to use the others, "
+                f"{remedy}"
             )
-    return [place for place, kind in found.items() if kind == chosen]
+    return [place for place, kind in kind_of.items() if kind == chosen]

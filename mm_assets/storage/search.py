@@ -38,7 +38,7 @@ _NO_ENTRY = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _S3_KEYS = {"type", "size", "ETag", "LastModified"}
 
 Info = Mapping[str, Any]
-_FILE: Info = {"type": "file"}  # one for all, of which a folder may have a million
+_FILE: Info = {"type": "file"}  # shared: a folder may have a million files
 
 
 class FileSearch:
@@ -46,13 +46,13 @@ class FileSearch:
 
     Args:
         fs: the file system.
-        suffixes: ends of a shard's name, in lower case.
-        known: URLs that were listed before; of very many an object store is asked faster.
+        suffixes: suffixes of a shard's name, in lower case.
+        known: URLs that were listed before; if there are very many, an object store is listed in parallel.
 
     Attributes:
-        files: by path, the description of each file that is named or matched, by its file system.
-        folders: by path of each folder that is named, all files below it, hidden ones included, likewise.
-        skipped: a sentence for each name that cannot be used, with its place and why.
+        files: by path, the file system's description of each file that a path names or a pattern matches.
+        folders: by path of each folder, the descriptions of all files below it, hidden files included.
+        skipped: a sentence for each name that cannot be used, with its place and the reason.
     """
 
     def __init__(self, fs: fsspec.AbstractFileSystem, suffixes: tuple[str, ...], known: Iterable[str]) -> None:
@@ -116,7 +116,7 @@ class FileSearch:
         return folder
 
     def files_in(self, folder: str) -> dict[str, Info]:
-        """Returns the files directly in a folder by their paths, hidden ones included."""
+        """Returns the files directly in a folder by their paths, hidden files included."""
         listed = self._walk(folder, ["*"]) if self._is_local or self._is_web else self._list(folder, ["*"])
         return {path: _needed(info) for path, info in listed}
 
@@ -137,7 +137,7 @@ class FileSearch:
         self.skip(path, f"is a link to {os.readlink(path)}, which is missing or may not be read")
 
     def name_of(self, path: str) -> str:
-        """Returns a path as its names are, without the escapes and the query of a URL that HTTP reads."""
+        """Returns a path without the escapes and the query that it has as a URL of HTTP."""
         return unquote(without_query(path), errors="surrogateescape") if self._is_web else path
 
     def is_hidden(self, path: str) -> bool:
@@ -145,7 +145,7 @@ class FileSearch:
         return self.name_of(path).rpartition("/")[2].startswith(".")
 
     def complete(self, files: Mapping[str, Info]) -> dict[str, Info]:
-        """Returns files with the sizes that a listing does not have, as those of HTTP servers, without unusable ones.
+        """Returns the files that can be used, with sizes, which the listing of an HTTP server may lack.
 
         Args:
             files: by path, their descriptions.
@@ -157,9 +157,9 @@ class FileSearch:
             else:
                 usable[path] = info
         unsized = [] if self._is_local else [path for path, info in usable.items() if info.get("size") is None]
-        for path, found in zip(unsized, self._infos(unsized), strict=True):
-            if found:
-                usable[path] = found
+        for path, info_with_size in zip(unsized, self._infos(unsized), strict=True):
+            if info_with_size:
+                usable[path] = info_with_size
             else:  # removed since it was listed
                 del usable[path]
         return usable
@@ -341,7 +341,7 @@ class FileSearch:
 
 
 def _needed(info: Info) -> Info:
-    """Returns what is used of a description, of which a folder may have a million: of S3 a quarter of its bytes."""
+    """Returns the part of a description that is used, a quarter of what S3 reports: a folder may have a million."""
     return {key: info[key] for key in _S3_KEYS} if info.keys() >= _S3_KEYS else info
 
 

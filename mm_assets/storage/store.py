@@ -358,7 +358,7 @@ class Store:
             draft.published = PublishedFile(path=draft.name, size=size, sha256=digest)
 
     def publish(self, path: Path, name: str) -> None:
-        """Publishes a finished local file, which is moved if the store is local; nothing reads it for a digest.
+        """Publishes a complete local file, which is moved if the store is local; its digest is not computed.
 
         Raises:
             SourceError: the disk is full, or the upload failed.

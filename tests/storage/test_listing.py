@@ -172,3 +172,35 @@ def test_known_shards_decide_the_kind(tmp_path: Path) -> None:
     assert names(expand_shards(str(tmp_path), kinds=KINDS), tmp_path) == ["b.zip", "c.zip"]
     found = expand_shards(str(tmp_path), kinds=KINDS, known=[str(tmp_path / "a.tar")])
     assert names(found, tmp_path) == ["a.tar"]
+
+
+# -- folders of plain files
+
+WITH_FOLDERS = [*KINDS, ShardKind("folder", ("/",), files=(".jpg", ".txt"))]
+
+
+def test_tables_that_describe_folders_of_files_are_no_shards(tmp_path: Path) -> None:
+    """Folders with a Parquet of the same name beside them, as img2dataset writes files, are the shards."""
+    for shard in ("00000", "00001"):
+        put(tmp_path, f"{shard}.parquet", f"{shard}_stats.json", f"{shard}/0.jpg", f"{shard}/0.txt", f"{shard}/0.json")
+    found = expand_shards(str(tmp_path), kinds=WITH_FOLDERS)
+    assert names(found, tmp_path) == ["00000/", "00001/"]
+    assert any("2 tables skipped" in line and "00000.parquet" in line for line in found.skipped)
+
+
+@pytest.mark.parametrize(
+    ("files", "known", "expected"),
+    [
+        ("a.parquet a/0.jpg b.parquet", "", "a.parquet b.parquet"),
+        ("a.parquet a/0.json", "", "a.parquet"),
+        ("a.parquet a/0.jpg", "a.parquet", "a.parquet"),
+        ("a.parquet a/0.jpg b.tar", "", "b.tar"),
+    ],
+)
+def test_a_table_beside_a_folder_is_a_shard_if_others_are(
+    tmp_path: Path, files: str, known: str, expected: str
+) -> None:
+    """A table remains a shard if it is registered, another one describes nothing, or its folder has no media."""
+    put(tmp_path, *files.split())
+    found = expand_shards(str(tmp_path), kinds=WITH_FOLDERS, known=[str(tmp_path / known)] if known else ())
+    assert names(found, tmp_path) == expected.split()

@@ -298,6 +298,9 @@ class Pairs:
     def accepts(cls, head: bytes) -> bool:
         return head.startswith(b"pairs\n")
 
+    def objects(self, *, layout: MemberRules) -> Iterator[Mapping[str, Any]]:
+        return iter(())
+
     def rows(
         self, index: MemberIndex, *, layout: MemberRules, schema: DatasetSchema, grouped: bool, batch_bytes: int
     ) -> RowStream:
@@ -410,7 +413,7 @@ def test_of_very_many_shards_only_those_are_opened_that_are_looked_at(
     tmp_path: Path, view: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first page opens the first shard; the others follow in their order, and one that is none is named."""
-    monkeypatch.setattr(joined, "MAX_TOGETHER", 3)
+    monkeypatch.setattr(joined, "MAX_SHARDS_READ_AHEAD", 3)
     opened: list[str] = []
 
     class Noted(SourceFile):

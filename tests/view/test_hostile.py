@@ -10,9 +10,8 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,11 +22,13 @@ from starlette.testclient import TestClient
 
 from mm_assets.display import Item
 from mm_assets.errors import SourceError
+from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.source_ref import parse_source_ref
+from mm_assets.sources.member import Member
 from mm_assets.storage.files import SourceFile
 from mm_assets.view import Backend, open_backend
 from mm_assets.view.backends import base, references, rows, source_rows
-from mm_assets.view.backends.row_files import MAX_PARSED, ParquetRows
+from mm_assets.view.backends.row_files import MAX_PARSED_BYTES, ParquetRows
 
 from .conftest import client_of, viewer_of
 from .test_containers import write_tar
@@ -36,22 +37,29 @@ Open = Callable[..., TestClient]
 
 
 class Stream:
-    """A container that can only be read from its start, by a pass that a test gives."""
+    """A container that can only be read from its start, with the payloads of a test."""
 
     SUFFIXES = ()
     seekable = False
 
-    def __init__(self, payloads: Callable[[], object]) -> None:
+    def __init__(self, file: SourceFile, payloads: Callable[[], Any]) -> None:
+        self.file = file
         self._payloads = payloads
 
-    def payloads(self, **_: object) -> object:
-        return self._payloads()
+    @classmethod
+    def accepts(cls, head: bytes) -> bool:
+        return False
+
+    def members(self, **_: object) -> Iterator[Member]:
+        return iter(())
+
+    def payloads(self, **_: object) -> Iterator[tuple[Member, bytes]]:
+        return iter(self._payloads())
 
 
-def open_stream(path: Path, monkeypatch: pytest.MonkeyPatch, payloads: Callable[[], object]) -> Backend:
+def open_stream(path: Path, monkeypatch: pytest.MonkeyPatch, payloads: Callable[[], Any]) -> Backend:
     """The backend of a file that is read by a pass of the test."""
-    rows_of = SimpleNamespace(sources=(Stream(payloads),), folders=())
-    monkeypatch.setattr(source_rows, "row_sources", lambda _files: [rows_of])
+    monkeypatch.setattr(source_rows, "row_sources", lambda files: [MemberRows([Stream(files[0], payloads)])])
     return open_backend([str(write_tar(path, {"a.txt": b"x"}))])
 
 
@@ -103,7 +111,7 @@ def test_a_sample_of_many_slow_members_is_there_in_time(
     items = client.get("/api/sample/0").json()["items"]
     assert items[0]["kind"] == "json" or items[0]["kind"] == "text"
     assert len(items) < 10
-    assert items[-1]["note"] == f"{101 - len(items)} more rows are not shown: those before them took 0.2 s."
+    assert items[-1]["note"] == f"{101 - len(items)} more rows are not shown: the rows before them took 0.2 s."
 
 
 def test_links_in_a_compressed_shard_are_shown(tmp_path: Path, view: Open) -> None:
@@ -162,7 +170,7 @@ def test_ids_are_decoded_once(tmp_path: Path) -> None:
 
 def test_rows_are_said_to_be_missing(tmp_path: Path, view: Open) -> None:
     """A line of JSON that is too large to be parsed is shown by its start, and an endless error by its first part."""
-    lines = [{"a": "x" * MAX_PARSED}, {"sample_id": "b", "materialize_error": "E" * 1_000_000}]
+    lines = [{"a": "x" * MAX_PARSED_BYTES}, {"sample_id": "b", "materialize_error": "E" * 1_000_000}]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     client = view(tmp_path / "x.jsonl")
     page = client.get("/api/samples")
@@ -174,15 +182,15 @@ def test_rows_are_said_to_be_missing(tmp_path: Path, view: Open) -> None:
 
 def test_contents_of_hundreds_of_items_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit a content is read again when it is asked for, and has the same bytes."""
-    monkeypatch.setattr(references, "MAX_HELD", 250)
+    monkeypatch.setattr(references, "MAX_CACHED_BYTES", 250)
     members = {f"{n}.jpg.gz": gzip.compress(bytes([n]) * 100) for n in range(5)}
     table = source_rows.SourceRows(SourceFile(str(write_tar(tmp_path / "x.tar", members))))
     while not table.is_complete:
         table.reach()
-    named = [parse_source_ref(row["source_ref"]) for row in table.rows(0, table.num_rows) if row["source_ref"]]
-    opened = references.References(table, lambda _path: True)
-    contents = [opened.content(ref) for ref in named]
-    assert sum(map(len, opened._held.values())) <= 250
+    refs = [parse_source_ref(row["source_ref"]) for row in table.rows(0, table.num_rows) if row["source_ref"]]
+    reader = references.References(table, lambda _path: True)
+    contents = [reader.content(ref) for ref in refs]
+    assert sum(map(len, reader._cached.values())) <= 250
     assert contents[4].read(10, 3) == b"\4\4\4"
     assert contents[0].read(98, 2) == b"\0\0"
     table.close()

@@ -285,6 +285,17 @@ def test_a_list_of_json_shows_lines_and_the_files_beside_it(tmp_path: Path, view
     assert "is not JSON" in str(client.get("/api/sample/5").json())
 
 
+@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("tsv", "\t")])
+def test_a_csv_table_has_its_rows(tmp_path: Path, view: Open, suffix: str, delimiter: str) -> None:
+    """A CSV table is shown as the pipeline reads it: ids and texts by their columns, quoted lines, other columns."""
+    lines = [("id", "text", "score"), ("a", "words", "1.5"), ("b", '"two\nlines"', "2")]
+    (tmp_path / f"x.{suffix}").write_text("".join(f"{delimiter.join(line)}\n" for line in lines))
+    client = view(tmp_path / f"x.{suffix}")
+    assert ids_of(client) == ["a", "b"]
+    items = client.get("/api/sample/1").json()["items"]
+    assert [item["data"]["text"] for item in items] == ["two\nlines", "2"]
+
+
 def test_a_damaged_table_is_a_message(tmp_path: Path, view: Open) -> None:
     """A table whose pages are damaged is 422 or a note with the row group, and never a 500."""
     path = tmp_path / "t.parquet"

@@ -1,4 +1,4 @@
-"""What a location holds, and the backend for it: by what is there, by first bytes, and by names last."""
+"""Chooses the backend for locations: by what exists there, then by first bytes, then by names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mm_assets.view.backends.base import Backend
 __all__ = ["open_backend"]
 
 _PATTERN = "*?[{"
-_FILES = (".mult", ".mstr", ".json", ".tar", ".parquet", ".jsonl", ".ndjson")  # ends of names that no folder has
+_FILES = (".mult", ".mstr", ".json", ".tar", ".parquet", ".jsonl", ".ndjson")  # suffixes that a folder does not have
 
 
 def open_backend(
@@ -32,16 +32,16 @@ def open_backend(
     allowed: Iterable[str] = (),
     report: Callable[[str], object] | None = None,
 ) -> Backend:
-    """The backend for what was given to the command.
+    """Opens the backend for the arguments of the command.
 
     Args:
         locations: paths or URLs: a manifest, packed files, a dataset's folder, shards or a table; or globs of them.
         storage_options: arguments for the URLs' file system.
-        allowed: prefixes of URLs and paths, beside a table's own folder, that its rows may name.
-        report: takes a sentence for each file that is skipped.
+        allowed: prefixes of URLs and paths that the rows of a table may name, beside its own folder.
+        report: called with a sentence for each file that is skipped.
 
     Raises:
-        MmAssetsError: it cannot be read, or is nothing that can be shown.
+        MmAssetsError: a location cannot be read, or holds nothing that can be shown.
         OSError: a local packed file cannot be read.
     """
     if not locations:
@@ -51,52 +51,58 @@ def open_backend(
         f" and {len(locations) - 3} more" if len(locations) > 3 else ""
     )
     skipped: list[str] = []
-    found = [url for location in locations for url in _expanded(location, storage_options, skipped)]
-    if len(found) == 1 and _is_folder(found[0], storage_options):
-        backend = _open_folder(found[0], storage_options, allowed, skipped)
+    urls = [url for location in locations for url in _expand(location, storage_options, skipped)]
+    if len(urls) == 1 and _is_folder(urls[0], storage_options):
+        backend = _open_folder(urls[0], storage_options, allowed, skipped)
     else:
-        backend = _open_files(found, title, storage_options, allowed)
+        backend = _open_files(urls, title, storage_options, allowed)
     if report is not None:
         for line in skipped:
             report(line)
     return backend
 
 
-def _expanded(location: str, options: Mapping[str, Any] | None, skipped: list[str]) -> list[str]:
-    """The files that a pattern matches; any other location as it is, a local one absolute."""
+def _expand(location: str, options: Mapping[str, Any] | None, skipped: list[str]) -> list[str]:
+    """Returns the files that a pattern matches; any other location as it is, a local one absolute."""
     if (why := url_fault(location)) is not None:
         raise SourceError(location, why)
     url, signature = split_signature(location)
     is_file = is_local(location) and local_path(location).exists()
     if any(character in url for character in _PATTERN if character != "?" or not is_web(url)) and not is_file:
-        from mm_assets.rows.base import shard_kinds
-        from mm_assets.storage.listing import expand_shards
-
-        listing = expand_shards(normalized_url(location), options, kinds=shard_kinds(None, where="arguments"))
-        if not listing.shards:
-            raise SourceError(url, "; ".join(("matches no file", *listing.skipped[:3])))
-        skipped += listing.skipped
-        return [signed_url(file.url, signature) for file in listing.shards]
+        shards = _shards(normalized_url(location), options, skipped, or_error=(url, "matches no file"))
+        return [signed_url(shard, signature) for shard in shards]
     return [str(local_path(location)) if is_local(location) else location]
+
+
+def _shards(
+    location: str, options: Mapping[str, Any] | None, skipped: list[str], *, or_error: tuple[str, str]
+) -> list[str]:
+    """Returns the URLs of the shards at a location, and adds a sentence to `skipped` for each file that is not used."""
+    from mm_assets.rows.base import shard_kinds
+    from mm_assets.storage.listing import expand_shards
+
+    listing = expand_shards(location, options, kinds=shard_kinds(None, where="arguments"))
+    if not listing.shards:
+        url, detail = or_error
+        raise SourceError(url, "; ".join((detail, *listing.skipped[:3])))
+    skipped += listing.skipped
+    return [shard.url for shard in listing.shards]
 
 
 def _is_folder(url: str, options: Mapping[str, Any] | None) -> bool:
     if is_local(url):
         return local_path(url).is_dir()
     if split_signature(url)[0].endswith(_FILES):
-        return False  # which saves a request
+        return False  # saves a request
     fs, path = filesystem(url, options)
     with storage_errors(url, "cannot be read"):
         return bool(fs.isdir(path))
 
 
 def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterable[str], skipped: list[str]) -> Backend:
-    from mm_assets.rows.base import shard_kinds
-    from mm_assets.storage.listing import expand_shards
     from mm_assets.storage.store import Store
 
-    store = Store(folder, options)
-    names = store.sizes("")
+    names = Store(folder, options).sizes("")
     if "shards.json" in names:
         from mm_assets.view.backends.folder import FolderBackend, open_dataset_store
 
@@ -106,16 +112,13 @@ def _open_folder(folder: str, options: Mapping[str, Any] | None, allowed: Iterab
     datasets = _datasets_in(folder, options)
     if datasets:
         raise ConfigError("arguments", "X", f"{folder} holds datasets: name one, such as {folder}/{datasets[0]}")
-    listing = expand_shards(folder, options, kinds=shard_kinds(None, where="arguments"))
-    skipped += listing.skipped
-    files = [shard.url for shard in listing.shards]
-    if not files:
-        raise SourceError(folder, "; ".join(("holds no packed files, no shards and no tables", *listing.skipped[:3])))
+    nothing = folder, "holds no packed files, no shards and no tables"
+    files = _shards(folder, options, skipped, or_error=nothing)
     return _open_files(files, folder, options, allowed)
 
 
 def _datasets_in(folder: str, options: Mapping[str, Any] | None) -> list[str]:
-    """Names of the folders of datasets in a storage root."""
+    """Returns the names of the folders of datasets in a storage root."""
     fs, path = filesystem(folder, options)
     with storage_errors(folder, "cannot be listed"):
         inner = [info["name"].rstrip("/") for info in fs.ls(path, detail=True) if info["type"] == "directory"][:100]
@@ -130,7 +133,7 @@ def _open_packed(path: str | list[str], title: str, options: Mapping[str, Any] |
     try:
         dataset = mm_assets.open(path, storage_options=options)
     except ConfigError as error:
-        if not folder or error.key != "format":  # of both formats one is enough to look at
+        if not folder or error.key != "format":  # of two formats, one is enough to be shown
             raise
         dataset = mm_assets.open(path, storage_options=options, format="mult")
     return PackedBackend(dataset, title)
@@ -150,22 +153,22 @@ def _open_files(urls: Sequence[str], title: str, options: Mapping[str, Any] | No
         return first
     from mm_assets.view.backends.joined import join
 
-    first.close()  # it is opened again as the others are, any of which may become unreadable
-    return join(urls, title, first.kind, lambda url: _open_further(url, first.kind, options, prefixes))
+    first.close()  # it is opened again like the others: any of them may become unreadable
+    return join(urls, title, first.kind, lambda url: _open_file_of_kind(url, first.kind, options, prefixes))
 
 
-def _open_further(url: str, kind: str, options: Mapping[str, Any] | None, allowed: Sequence[str]) -> Backend:
-    found = _open_file(url, url, options, allowed)
-    if found is None or found.kind != kind:
-        raise SourceError(url, f"is not a {kind}, as the first file is: name files of one kind")
-    return found
+def _open_file_of_kind(url: str, kind: str, options: Mapping[str, Any] | None, allowed: Sequence[str]) -> Backend:
+    backend = _open_file(url, url, options, allowed)
+    if backend is None or backend.kind != kind:
+        raise SourceError(url, f"is not a {kind}, but the first file is: name files of one kind")
+    return backend
 
 
 def _open_file(url: str, title: str, options: Mapping[str, Any] | None, allowed: Sequence[str]) -> Backend | None:
-    """The backend of a file that is not packed; None of a packed one."""
+    """Opens the backend of a file that is not packed; returns None if the file is packed."""
     from mm_assets.formats.records import MSTR_MAGIC, MULT_MAGIC
     from mm_assets.rows.base import source_formats
-    from mm_assets.rows.from_listing import ListingRows
+    from mm_assets.rows.from_listing import ListingRows, delimiter_of
     from mm_assets.sources.base import detect
     from mm_assets.storage.files import SourceFile
     from mm_assets.view.backends.row_files import JsonLines, ParquetRows
@@ -175,11 +178,11 @@ def _open_file(url: str, title: str, options: Mapping[str, Any] | None, allowed:
     try:
         if (head := file.read(0, min(4, file.size))) in (MULT_MAGIC, MSTR_MAGIC):
             return None
-        found = detect(file, source_formats(None, where="arguments"))
-        if found is not ListingRows:
-            kind = "shard" if hasattr(found, "members") else "table"
+        source = detect(file, source_formats(None, where="arguments"))
+        if source is not ListingRows or delimiter_of(file) is not None:
+            kind = "shard" if hasattr(source, "members") else "table"
             return open_source(file, title, options, allowed, kind=kind)
-        # Any table is shown, also one that is not a list of files.
+        # Any other table is shown as it is, even if it is not a list of files.
         table = ParquetRows(file) if ListingRows.accepts(head) else JsonLines(file)
         return RowsBackend(table, title, _may_name(file.url, options, allowed), options)
     except BaseException:
@@ -188,7 +191,7 @@ def _open_file(url: str, title: str, options: Mapping[str, Any] | None, allowed:
 
 
 def _may_name(table: str, options: Mapping[str, Any] | None, allowed: Iterable[str]) -> Callable[[str], bool]:
-    """What the rows of a table may name: files below its folder, the shards of its dataset, and what is allowed."""
+    """Returns whether the rows of a table may name a path: below its folder, a shard of its dataset, or allowed."""
     from mm_assets.view.backends.references import below
 
     folder = table.rpartition("/")[0]
@@ -198,7 +201,7 @@ def _may_name(table: str, options: Mapping[str, Any] | None, allowed: Iterable[s
 
 
 def _shards_of_dataset(folder: str, options: Mapping[str, Any] | None) -> frozenset[str]:
-    """The registered shards of the dataset whose folder this is; none of any other."""
+    """Returns the registered shards of the dataset in a folder; none if it has no dataset."""
     from mm_assets.storage.store import Store
     from mm_assets.view.backends.folder import open_dataset_store
 

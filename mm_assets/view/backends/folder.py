@@ -169,27 +169,27 @@ class FolderBackend(Backend):
         return self._manifest().ids(start, stop)
 
     def matches(self, text: str, start: int, stop: int) -> list[int]:
-        """As the manifest's."""
+        """Returns the samples of the manifest whose id contains a text."""
         return self._manifest().matches(text, start, stop)
 
     def index_of(self, sample_id: str) -> int | None:
-        """As the manifest's."""
+        """Returns the number of a sample of the manifest."""
         return None if self._whole is None else self._whole.index_of(sample_id)
 
     def entries(self, indices: Sequence[int]) -> Sequence[Entry]:
-        """As the manifest's."""
+        """Returns cards of the manifest's samples."""
         return self._manifest().entries(indices) if indices else ()
 
     def items(self, index: int) -> tuple[Item, ...]:
-        """As the manifest's."""
+        """Returns the items of a sample of the manifest."""
         return self._manifest().items(index)
 
     def picture(self, index: int) -> Picture:
-        """As the manifest's."""
+        """Returns the picture of a sample of the manifest."""
         return self._manifest().picture(index)
 
     def identity(self, index: int) -> str:
-        """As the manifest's."""
+        """Returns the identity of a sample of the manifest."""
         return self._manifest().identity(index)
 
     def about(self) -> Mapping[str, Any]:
@@ -197,7 +197,7 @@ class FolderBackend(Backend):
         return {"has_manifest": self._whole is not None, **({} if self._whole is None else self._whole.about())}
 
     def sample_table(self) -> SampleTable | None:
-        """As the manifest's."""
+        """Returns the table of the manifest's samples."""
         return None if self._whole is None else self._whole.sample_table()
 
     def note(self) -> str:

@@ -1,4 +1,4 @@
-"""The content that a row names in a shard or file: followed only where that is allowed."""
+"""Reads the contents that rows name in shards and files, if the rows may name them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from mm_assets.rows.source_ref import SourceRef, is_allowed_reference
 from mm_assets.sources.compressed import decompress, is_compressed
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.urls import is_local, redirects_only_to
-from mm_assets.view.backends.row_files import RowFile
+from mm_assets.view.backends.row_files import MAX_WHOLE, RowFile
 
 __all__ = ["References", "below"]
 
 MAX_OPEN = 32  # files
-MAX_WHOLE = 64 << 20  # bytes of a content that is not one range of a file
-MAX_HELD = 128 << 20  # bytes of the contents of this kind that are held; others are read again
-MAX_TOGETHER = 64  # contents of a page that one pass over their file reads
+MAX_CACHED_BYTES = 128 << 20  # of contents that are not one range of a file; others are read again
+MAX_REFS_PER_PASS = 64  # contents of a page that one pass over their file reads
 
 
 class References:
@@ -42,20 +41,20 @@ class References:
         self._options = storage_options
         self._lock = threading.Lock()
         self._open: OrderedDict[str, SourceFile] = OrderedDict()
-        self._reading = threading.Lock()  # of contents that are held
-        self._held: OrderedDict[SourceRef, bytes] = OrderedDict()
-        self._expected: Sequence[SourceRef] = ()
+        self._reading = threading.Lock()  # guards `_cached` and `_next_refs`
+        self._cached: OrderedDict[SourceRef, bytes] = OrderedDict()
+        self._next_refs: Sequence[SourceRef] = ()  # that requests will ask for
 
     def content(self, ref: SourceRef) -> Content:
-        """What a locator names, in parts where it is one range of a file.
+        """Returns the content that a locator names, which is read in parts if it is one range of a file.
 
         Raises:
-            SourceError: it names nothing, a file that it may not name, or one that cannot be read.
+            SourceError: it names nothing, a file that rows may not name, or a file that cannot be read.
         """
         if ref.path is None:
             raise SourceError("source_ref", "names no file")
         if ref.path != self._table.file.url and not self._is_allowed(ref.path):
-            detail = "is named by a row, and is neither a shard of the dataset nor below the folder of the table"
+            detail = "is named by a row, but is neither a shard of the dataset nor below the folder of the table"
             raise SourceError(ref.path, detail)
         path, ref = ref.path, ref._replace(frame_index=None)
         if not is_ranged(ref):
@@ -63,62 +62,57 @@ class References:
         file = self._file(path)
         start, size = (0, file.size) if ref.byte_offset is None else (ref.byte_offset, ref.byte_size or 0)
         file.check(start, size)
-        # Each read opens the file again if it is no longer open: a sample may name hundreds of them.
+        # Each read opens the file again if it is no longer open: a sample may name hundreds of files.
         return Content(size, lambda at, count: self._file(path).read(start + at, count))
 
     def expect(self, refs: Iterable[SourceRef]) -> None:
-        """Says what will be asked for next, so that one pass over a file reads all of it."""
-        self._expected = [ref._replace(frame_index=None) for ref in refs if not is_ranged(ref)][:MAX_TOGETHER]
+        """Announces the contents that will be requested next, so that one pass over their file reads them all."""
+        self._next_refs = [ref._replace(frame_index=None) for ref in refs if not is_ranged(ref)][:MAX_REFS_PER_PASS]
 
     def _whole(self, ref: SourceRef) -> bytes:
-        """A content that is not one range of a file: from memory, or read with others that are expected."""
+        """Returns a content that is not one range of a file: from memory, or read with those announced."""
         with self._reading:
-            if ref in self._held:
-                self._held.move_to_end(ref)
-                return self._held[ref]
+            if ref in self._cached:
+                self._cached.move_to_end(ref)
+                return self._cached[ref]
             if self._table.is_stream and ref.path == self._table.file.url and ref.member is not None:
-                found = self._table.passed(ref.member)
-                found = decompress(found, ref.member, MAX_WHOLE) if is_compressed(ref.member) else found
-                self._hold(ref, found)
-                return found
-            together = [one for one in self._expected if one.path == ref.path and one not in self._held and one != ref]
-            self._expected = ()
-            return self._extracted(ref, together)
+                content = self._table.stream_content(ref.member)
+                content = decompress(content, ref.member, MAX_WHOLE) if is_compressed(ref.member) else content
+                self._cache(ref, content)
+                return content
+            others = [one for one in self._next_refs if one.path == ref.path and one not in self._cached and one != ref]
+            self._next_refs = ()
+            return self._extract(ref, others)
 
-    def _extracted(self, ref: SourceRef, together: Sequence[SourceRef]) -> bytes:
+    def _extract(self, ref: SourceRef, others: Sequence[SourceRef]) -> bytes:
         import pyarrow as pa
 
         from mm_assets.rows.materialize import MaterializeStream
         from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 
-        refs = [ref, *together]
+        refs = [ref, *others]
         rows = [{"sample_id": "", "position": 0, "modality": "binary", "source_ref": one.to_json()} for one in refs]
         batches = MaterializeStream(
             [pa.RecordBatch.from_pylist(rows, schema=MULTIMODAL_SCHEMA)],
             open_file=self._file,
-            allowed=lambda _path: True,  # `content` has asked
+            allowed=lambda _path: True,  # `content` has checked it
             max_content_bytes=MAX_WHOLE,
         )
-        found: bytes | None = None
-        fault = ""
-        read = iter(refs)
-        for batch in batches:
-            for content, error in row_tuples(batch, "binary_content", "materialize_error"):
-                one = next(read)
-                if one is ref:
-                    found, fault = content, error
-                elif content is not None:
-                    self._hold(one, content)
-        if found is None:
-            raise SourceError(ref.path, fault.removeprefix(f"{ref.path}, member {ref.member!r}: "), member=ref.member)
-        self._hold(ref, found)
-        return found
+        results = (result for batch in batches for result in row_tuples(batch, "binary_content", "materialize_error"))
+        requested, error = next(results)
+        for other, (content, _) in zip(others, results, strict=True):
+            if content is not None:
+                self._cache(other, content)
+        if requested is None:
+            raise SourceError(ref.path, error.removeprefix(f"{ref.path}, member {ref.member!r}: "), member=ref.member)
+        self._cache(ref, requested)
+        return bytes(requested)
 
-    def _hold(self, ref: SourceRef, content: bytes) -> None:
-        self._held[ref] = content
-        total = sum(map(len, self._held.values()))
-        while total > MAX_HELD and len(self._held) > 1:
-            total -= len(self._held.popitem(last=False)[1])
+    def _cache(self, ref: SourceRef, content: bytes) -> None:
+        self._cached[ref] = content
+        total = sum(map(len, self._cached.values()))
+        while total > MAX_CACHED_BYTES and len(self._cached) > 1:
+            total -= len(self._cached.popitem(last=False)[1])
 
     def _file(self, path: str) -> SourceFile:
         if path == self._table.file.url:

@@ -1,4 +1,4 @@
-"""Rows as samples: those of a file that is not packed, of a stage's table, of a list of files, or of any table."""
+"""Shows rows as samples: of a file that is not packed, a stage's table, a list of files, or any table."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ from mm_assets.view.backends.source_rows import SourceRows
 
 __all__ = ["RowsBackend", "open_source"]
 
-MAX_ROWS = 400  # of one sample that are shown
-MAX_SHOWN = 400  # items of one sample
+MAX_ROWS_PER_SAMPLE = 400
+MAX_ITEMS_PER_SAMPLE = 400
 MAX_COLUMNS = 400  # in the head of the page
-MAX_NAME = 200  # characters of their names
-MAX_LISTED = 40  # rows of a sample that its card is made of, and of its members that became none
+MAX_NAME = 200  # characters of a column's name there
+MAX_ROWS_PER_CARD = 40
+MAX_REJECTS_PER_SAMPLE = 40
 CARD_TEXT = 16 << 10  # characters of a JSON or table whose words a card may show
-SCAN_SECONDS = 0.1  # for rows that have been made and that no request waits for
+SCAN_SECONDS = 0.1  # for rows that no request waits for
 _TEXT_COLUMNS = ("text", "caption", "text_content", "title")
-_OF_OTHERS = frozenset({"path", "source_ref", "sample_id"})  # columns of any table that are not values
+_NOT_VALUES = frozenset({"path", "source_ref", "sample_id"})  # columns of a table of another program
 _SKIPPED = {*MULTIMODAL_SCHEMA.names, "path", "binary_content_size", "binary_content_crc32c"}
 
 
@@ -73,86 +74,85 @@ class RowsBackend(Backend):
         self._table = table
         self._references = References(table, is_allowed, storage_options)
         self._starts = array("q")  # the first row of each sample
-        self._lengths = array("q")  # and how many rows of it follow there, itself included
-        self._later: dict[int, list[int]] = {}  # its rows elsewhere, by the number of the sample
+        self._lengths = array("q")  # how many of its rows are there without a gap
+        self._later: dict[int, list[int]] = {}  # its other rows, by the number of the sample
         self._numbers: dict[int, int] = {}  # of samples, by the hash of their id
-        self._scanned = 0  # rows that have been assigned to samples
-        self._last: object = None  # the id of the row before
-        self._number = -1  # of its sample
+        self._num_scanned = 0  # rows that have been assigned to samples
+        self._last_id: object = None
+        self._number = -1  # of the last sample
         self._lock = threading.Lock()
 
     # --- which rows are a sample --------------------------------------------------------------------------------------
 
     def reach(self, count: int, seconds: float) -> None:
-        """Assigns rows to samples until so many are known, and those that have been made anyway."""
-        begun = time.monotonic()
+        """Assigns rows to samples until so many samples are known, and rows that the table has read anyway."""
+        start = time.monotonic()
         while not self.is_complete:
             is_known = len(self._starts) > count
-            if is_known and not (self._table.unpacked and self._scanned < self._table.num_rows):
+            if is_known and not (self._table.is_source and self._num_scanned < self._table.num_rows):
                 return
-            if time.monotonic() - begun > (min(seconds, SCAN_SECONDS) if is_known else seconds):
+            if time.monotonic() - start > (min(seconds, SCAN_SECONDS) if is_known else seconds):
                 return
             with self._lock:
                 self._scan()
 
     def _scan(self) -> None:
-        if self._scanned >= self._table.num_rows:
+        if self._num_scanned >= self._table.num_rows:
             if not self._table.is_complete:
                 self._table.reach()
             return
-        stop = min(self._scanned + ID_ROWS, self._table.num_rows)
-        for row, sample_id in enumerate(self._table.ids(self._scanned, stop), self._scanned):
-            if sample_id is None or sample_id != self._last:
+        stop = min(self._num_scanned + ID_ROWS, self._table.num_rows)
+        for row, sample_id in enumerate(self._table.ids(self._num_scanned, stop), self._num_scanned):
+            if sample_id is None or sample_id != self._last_id:
                 self._number = self._sample_of(sample_id)
             if self._number == len(self._starts):
                 self._lengths.append(1)
-                self._starts.append(row)  # last: other threads read samples by how many of these there are
+                self._starts.append(row)  # last: its length is the number of samples for other threads
             elif self._starts[self._number] + self._lengths[self._number] == row:
                 self._lengths[self._number] += 1
             else:
                 self._later.setdefault(self._number, []).append(row)
-            self._last = sample_id
-        self._scanned = stop
+            self._last_id = sample_id
+        self._num_scanned = stop
 
     def _sample_of(self, sample_id: object) -> int:
-        """The number of the sample that a row with another id than the one before belongs to."""
+        """Returns the number of the sample of a row whose id differs from the id of the row before."""
         new = len(self._starts)
-        # The hash of a text has a secret of the process in it, so that no ids can be made to collide.
-        return new if sample_id is None or not self._table.unpacked else self._numbers.setdefault(hash(sample_id), new)
+        # The hash of a text depends on a secret of the process, so that a file cannot contain ids that collide.
+        return new if sample_id is None or not self._table.is_source else self._numbers.setdefault(hash(sample_id), new)
 
     @property
     def is_complete(self) -> bool:
         """Whether every row belongs to a sample."""
-        return self._table.is_complete and self._scanned >= self._table.num_rows
+        return self._table.is_complete and self._num_scanned >= self._table.num_rows
 
     def known(self) -> int:
-        """Samples that are known to be whole, which the last one is only at the end."""
+        """Returns the number of samples that are known to be whole: the last one may have more rows."""
         return max(len(self._starts) - (0 if self.is_complete else 1), 0)
 
     def _num_rows(self, index: int) -> int:
         return self._lengths[index] + len(self._later.get(index, ()))
 
     def _rows(self, index: int, limit: int) -> list[Mapping[str, Any]]:
-        """The rows of a sample, as many as the limit, without a metadata row that says nothing."""
+        """Returns rows of a sample, up to the limit, without a metadata row that is empty."""
         start = self._starts[index]
         rows = list(self._table.rows(start, start + min(self._lengths[index], limit)))
         for row in self._later.get(index, ())[: limit - len(rows)]:
             rows += self._table.rows(row, row + 1)
-        told = [row for row in rows if row.get("position") != METADATA_POSITION or row.get("metadata_json") is not None]
-        return told or rows
+        return [row for row in rows if not _is_metadata(row) or row.get("metadata_json") is not None] or rows
 
     def ids(self, start: int, stop: int) -> Sequence[str]:
-        """The ids of samples; the number of its row where it has none."""
+        """Returns the ids of samples; for a sample without an id, the number of its row."""
         if start >= stop:
             return []
         first = self._starts[start]
-        found = self._table.ids(first, self._starts[stop - 1] + 1)
-        return [_id_text(found[self._starts[n] - first], self._starts[n]) for n in range(start, stop)]
+        ids = self._table.ids(first, self._starts[stop - 1] + 1)
+        return [_id_text(ids[row - first], row) for row in self._starts[start:stop]]
 
     # --- what is in it ------------------------------------------------------------------------------------------------
 
     def about(self) -> Mapping[str, Any]:
-        """Rows, columns and the size of the file."""
+        """Returns the number of rows, the columns and the size of the file."""
         return {
             "rows": self._table.num_rows,
             "columns": [name[:MAX_NAME] for name in self._table.columns[:MAX_COLUMNS]],
@@ -160,28 +160,28 @@ class RowsBackend(Backend):
         }
 
     def note(self) -> str:
-        """As the table's."""
+        """Returns the note of the table."""
         return self._table.note()
 
     def entries(self, indices: Sequence[int]) -> Sequence[Entry]:
-        """The cards of chosen samples."""
-        found = []
-        expected: list[SourceRef] = []
-        ends = time.monotonic() + PAGE_SECONDS
+        """Returns the cards of samples."""
+        entries = []
+        refs: list[SourceRef] = []
+        end = time.monotonic() + PAGE_SECONDS
         for index in indices:
             self.check(index)
-            if time.monotonic() > ends:
+            if time.monotonic() > end:
                 note = f"It was not read: the rows before it took {PAGE_SECONDS:g} s."
-                found.append(Entry(index=index, id=f"sample {index}", note=note))
+                entries.append(Entry(index=index, id=f"sample {index}", note=note))
                 continue
             try:
-                rows = self._rows(index, MAX_LISTED)
-                found.append(self._entry(index, rows))
-                expected += self._refs(_pictured(rows)[:1])
+                rows = self._rows(index, MAX_ROWS_PER_CARD)
+                entries.append(self._entry(index, rows))
+                refs += self._refs(_rows_with_picture(rows)[:1])
             except SourceError as error:  # one damaged row group must not hide the others
-                found.append(Entry(index=index, id=f"sample {index}", note=str(error)))
-        self._references.expect(expected)
-        return found
+                entries.append(Entry(index=index, id=f"sample {index}", note=str(error)))
+        self._references.expect(refs)
+        return entries
 
     def _entry(self, index: int, rows: Sequence[Mapping[str, Any]]) -> Entry:
         names = tuple(dict.fromkeys(filter(None, _names(rows, numbered=False))))
@@ -196,20 +196,20 @@ class RowsBackend(Backend):
         )
 
     def picture(self, index: int) -> Picture:
-        """The first media of a kind that has one."""
+        """Returns the picture of the first media that may have one."""
         self.check(index)
-        return self._picture_of(index, self._rows(index, MAX_LISTED))
+        return self._picture_of(index, self._rows(index, MAX_ROWS_PER_CARD))
 
     def _picture_of(self, index: int, rows: Sequence[Mapping[str, Any]]) -> Picture:
-        chosen = _pictured(rows)
-        if not chosen:
+        candidates = _rows_with_picture(rows)
+        if not candidates:
             return NO_PICTURE
-        items = tuple(partial(self._read_media, row, "picture") for row in chosen)
-        places = (row.get("source_ref") or row.get("position") for row in chosen)
+        items = tuple(partial(self._read_media, row, "picture") for row in candidates)
+        places = (row.get("source_ref") or row.get("position") for row in candidates)
         return Picture(identity=self._identity(index, *places), items=items)
 
     def identity(self, index: int) -> str:
-        """Follows from the file as it was opened, and how many rows of the sample are known."""
+        """Returns a digest of the file as it was opened and of the number of rows that are known."""
         self.check(index)
         return self._identity(index, self._num_rows(index))
 
@@ -218,54 +218,54 @@ class RowsBackend(Backend):
         return fingerprint(file.identity, file.fingerprint, self._starts[index], *facts)
 
     def items(self, index: int) -> tuple[Item, ...]:
-        """The rows of a sample in order, each as its text or its media and its further columns; then what became none.
+        """Returns the rows of a sample in order, each as its text or media and its other columns, then its rejects.
 
-        A text that is part of the sample's JSON is shown there, and the frames of an image together.
+        A text of the sample's JSON is shown with the JSON alone, and the frames of an image are one item.
         """
         self.check(index)
-        rows = self._rows(index, MAX_ROWS)
+        rows = self._rows(index, MAX_ROWS_PER_SAMPLE)
         self._references.expect(self._refs(rows))
         items: list[Item] = []
-        shown: set[SourceRef] = set()
+        refs_with_item: set[SourceRef] = set()
         document = _document(rows)
-        ends, note = time.monotonic() + SAMPLE_SECONDS, ""
-        more = self._num_rows(index) - MAX_ROWS
+        end, note = time.monotonic() + SAMPLE_SECONDS, ""
+        more = self._num_rows(index) - MAX_ROWS_PER_SAMPLE
         for place, (row, name) in enumerate(zip(rows, _names(rows), strict=True)):
-            if time.monotonic() > ends:
+            if time.monotonic() > end:
                 more = len(rows) - place + max(more, 0)
-                note = f"{more:,} more rows are not shown: those before them took {SAMPLE_SECONDS:g} s."
+                note = f"{more:,} more rows are not shown: the rows before them took {SAMPLE_SECONDS:g} s."
                 break
             refs = self._refs([row])
-            is_repeated = any(ref in shown for ref in refs)
-            is_in_document = self._table.unpacked and document is not None and row.get("source_ref") == document
+            is_repeated = not refs_with_item.isdisjoint(refs)
+            is_in_document = self._table.is_source and document is not None and row.get("source_ref") == document
             if is_repeated or (is_in_document and row.get("text_content") is not None):
                 continue
-            shown.update(refs)
-            is_one = len(rows) == 1 or row.get("position") == METADATA_POSITION
-            items += self._row_items(row, name, "" if is_one else f"{row.get('position', place)} ")
+            refs_with_item.update(refs)
+            is_alone = len(rows) == 1 or _is_metadata(row)
+            items += self._row_items(row, name, "" if is_alone else f"{row.get('position', place)} ")
         if not note and more > 0:
             note = f"{more:,} more rows."
         key = _key(rows)
-        rejects = self._table.rejects(self.sample_id(index))[:MAX_LISTED]
+        rejects = self._table.rejects(self.sample_id(index))[:MAX_REJECTS_PER_SAMPLE]
         items += [self._reject_item(ref, reason, key) for ref, reason in rejects]
-        left = len(items) - MAX_SHOWN
-        note = f"{left:,} more values. {note}".strip() if left > 0 else note
-        found = linked(distinct(items[:MAX_SHOWN]))
-        return (*found, Item(name="…", kind="unreadable", note=note)) if note else found
+        more = len(items) - MAX_ITEMS_PER_SAMPLE
+        note = f"{more:,} more values. {note}".strip() if more > 0 else note
+        end_item = [Item(name="…", kind="unreadable", note=note)] if note else []
+        return (*linked(distinct(items[:MAX_ITEMS_PER_SAMPLE])), *end_item)
 
     def _refs(self, rows: Iterable[Mapping[str, Any]]) -> list[SourceRef]:
-        """What the media rows among some rows name, without the number of a frame."""
-        found = []
+        """Returns what the media among some rows name, without the number of a frame."""
+        refs = []
         for row in rows:
             if _has_media(row) and not isinstance(row.get("binary_content"), bytes):
-                with suppress(SourceError):  # its item says so
-                    found.append(_reference(row, self._table.file.url)._replace(frame_index=None))
-        return found
+                with suppress(SourceError):  # its item reports the error
+                    refs.append(_reference(row, self._table.file.url)._replace(frame_index=None))
+        return refs
 
     def _row_items(self, row: Mapping[str, Any], name: str, prefix: str) -> list[Item]:
         items = []
         text, content_type = row.get("text_content"), row.get("content_type")
-        if row.get("position") == METADATA_POSITION and isinstance(row.get("metadata_json"), str):
+        if _is_metadata(row) and isinstance(row.get("metadata_json"), str):
             items.append(content_item(name, _content_of(row["metadata_json"]), "application/json"))
         elif isinstance(text, str):
             claimed = content_type if isinstance(content_type, str) else "text/plain"
@@ -275,7 +275,7 @@ class RowsBackend(Backend):
         if row.get("materialize_error"):
             items.append(Item(name=f"{prefix}error", kind="unreadable", note=str(row["materialize_error"])))
         is_of_schema = _is_of_schema(row)
-        skipped = _SKIPPED if is_of_schema else _OF_OTHERS
+        skipped = _SKIPPED if is_of_schema else _NOT_VALUES
         own = {
             key: value
             for key, value in row.items()
@@ -283,7 +283,7 @@ class RowsBackend(Backend):
             and value is not None
             and not (is_of_schema and key in SOURCE_SCHEMA.names and isinstance(value, Mapping))  # as source_ref
         }
-        return [*items, *(column_item(f"{prefix}{key}", _listed(value)) for key, value in own.items())]
+        return [*items, *(column_item(f"{prefix}{key}", _parsed_json(value)) for key, value in own.items())]
 
     def _media_item(self, row: Mapping[str, Any], name: str) -> Item:
         try:
@@ -292,7 +292,7 @@ class RowsBackend(Backend):
             return Item(name=name, kind="unreadable", note=str(error))
 
     def _reject_item(self, ref: SourceRef, reason: str, key: str) -> Item:
-        """A member that became no row, with the reason."""
+        """Returns a member that became no row, with the reason."""
         member = ref.member or ""
         name = _label(member, key) or "content"
         try:
@@ -327,9 +327,9 @@ def open_source(
     *,
     kind: str = "shard",
 ) -> RowsBackend:
-    """The samples of a file in any format that the pipeline reads; arguments and errors as `RowsBackend`, `SourceRows`.
+    """Opens a file in any format that the pipeline reads; arguments and errors as `RowsBackend`, `SourceRows`.
 
-    Its rows may name files below its folders, as its source says, and `allowed`.
+    Its rows may name files below the folders of its source and below the prefixes in `allowed`.
     """
     table = SourceRows(file)
     return RowsBackend(table, title, below((*table.folders, *allowed)), options, kind)
@@ -344,11 +344,15 @@ def _is_of_schema(row: Mapping[str, Any]) -> bool:
     return "modality" in row and "position" in row
 
 
+def _is_metadata(row: Mapping[str, Any]) -> bool:
+    return row.get("position") == METADATA_POSITION
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
 def _member(row: Mapping[str, Any]) -> str | None:
-    """The member of a shard that a row of a stage's table is."""
+    """Returns the member of a shard from which a row of a stage's table was made."""
     if not _is_of_schema(row) or not isinstance(row.get("source_ref"), str):
         return None
     with suppress(SourceError):
@@ -357,31 +361,31 @@ def _member(row: Mapping[str, Any]) -> str | None:
 
 
 def _document(rows: Sequence[Mapping[str, Any]]) -> object:
-    """The locator of a sample's JSON, which its texts may have too."""
-    return next((row.get("source_ref") for row in rows if row.get("position") == METADATA_POSITION), None)
+    """Returns the locator of a sample's JSON, which its texts may have too."""
+    return next((row.get("source_ref") for row in rows if _is_metadata(row)), None)
 
 
 def _key(rows: Iterable[Mapping[str, Any]]) -> str:
-    """What the names of the sample's members begin with."""
+    """Returns the key that the names of the sample's members begin with."""
     return next((split_member_name(member)[0] for row in rows if (member := _member(row))), "")
 
 
 def _names(rows: Sequence[Mapping[str, Any]], *, numbered: bool = True) -> list[str]:
-    """What each row is called: by its member, else by its modality; with its position where there are several."""
+    """Returns a name for each row: its member, or its modality with its position if there are several rows."""
     key, document = _key(rows), _document(rows)
-    found = []
+    names = []
     for place, row in enumerate(rows):
-        is_metadata = row.get("position") == METADATA_POSITION
+        is_metadata = _is_metadata(row)
         member = _member(row) if is_metadata or row.get("source_ref") != document else None
         modality = row.get("modality")
         name = _label(member, key) if member else str(modality) if modality else "content" if numbered else ""
         is_numbered = numbered and not member and not is_metadata and len(rows) > 1
-        found.append(f"{row.get('position', place)} {name}" if is_numbered else name)
-    return found
+        names.append(f"{row.get('position', place)} {name}" if is_numbered else name)
+    return names
 
 
 def _label(member: str, key: str) -> str:
-    """What a member is called within its sample: the part of its name after the key, else its name."""
+    """Returns the part of a member's name after the key, or its name if nothing follows the key."""
     name = plain_name(member)
     return name.removeprefix(key).removeprefix(".") or name
 
@@ -390,12 +394,12 @@ def _label(member: str, key: str) -> str:
 
 
 def _text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The words of a card: captions before tables, and JSON last."""
-    texts = ((row.get("text_content"), str(row.get("content_type")).partition(";")[0]) for row in rows)
-    found = [(text, kind) for text, kind in texts if isinstance(text, str)] if _is_of_schema(rows[0]) else []
-    found.sort(key=lambda one: 2 if one[1] == "application/json" else one[1] in ("text/csv", "application/yaml"))
-    found += [(row["metadata_json"], "application/json") for row in rows if isinstance(row.get("metadata_json"), str)]
-    for text, kind in found:
+    """Returns the words of a card: captions before tables, and JSON last."""
+    pairs = ((row.get("text_content"), str(row.get("content_type")).partition(";")[0]) for row in rows)
+    texts = [(text, kind) for text, kind in pairs if isinstance(text, str)] if _is_of_schema(rows[0]) else []
+    texts.sort(key=lambda pair: 2 if pair[1] == "application/json" else pair[1] in ("text/csv", "application/yaml"))
+    texts += [(row["metadata_json"], "application/json") for row in rows if isinstance(row.get("metadata_json"), str)]
+    for text, kind in texts:
         if kind in ("text/plain", "None"):
             words = text
         else:
@@ -405,16 +409,15 @@ def _text(rows: Sequence[Mapping[str, Any]]) -> str:
     if _is_of_schema(rows[0]):
         return ""
     values = [row[name] for row in rows for name in _TEXT_COLUMNS if isinstance(row.get(name), str)]
-    values += [one for row in rows for name, one in row.items() if isinstance(one, str) and name != "sample_id"]
+    values += [value for row in rows for name, value in row.items() if isinstance(value, str) and name != "sample_id"]
     return next(filter(None, values), "")
 
 
-def _pictured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows whose media may be a sample's picture, the best one first."""
-    found = [
-        row for modality in PICTURED_MODALITIES for row in rows if row.get("modality") == modality and _has_media(row)
-    ]
-    return (found or [row for row in rows if "modality" not in row and _has_media(row)])[:MAX_CANDIDATES]
+def _rows_with_picture(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the rows whose media may be a sample's picture, the best one first."""
+    with_media = [row for row in rows if _has_media(row)]
+    candidates = [row for modality in PICTURED_MODALITIES for row in with_media if row.get("modality") == modality]
+    return (candidates or [row for row in with_media if "modality" not in row])[:MAX_CANDIDATES]
 
 
 def _has_media(row: Mapping[str, Any]) -> bool:
@@ -426,10 +429,10 @@ def _has_media(row: Mapping[str, Any]) -> bool:
 
 
 def _reference(row: Mapping[str, Any], table: str) -> SourceRef:
-    """The locator of a row; a relative path is one from the table's folder."""
-    found = row.get("source_ref")
-    if found is not None:
-        return source_ref_of(found) if isinstance(found, Mapping) else parse_source_ref(found)
+    """Returns the locator of a row; a relative path starts at the table's folder."""
+    ref = row.get("source_ref")
+    if ref is not None:
+        return source_ref_of(ref) if isinstance(ref, Mapping) else parse_source_ref(ref)
     path = str(row["path"])
     if "://" in path or path.startswith("/"):
         return SourceRef(path)
@@ -440,8 +443,8 @@ def _content_of(text: str) -> Content:
     return Content.of(text.encode("utf-8", "backslashreplace"))
 
 
-def _listed(value: object) -> object:
-    """A value whose JSON is shown as a tree, where a column holds JSON as text."""
+def _parsed_json(value: object) -> object:
+    """Returns the value of a column, parsed if it is JSON, so that it is shown as a tree."""
     if not (isinstance(value, str) and value[:1] in ("{", "[") and len(value) < 1 << 20):
         return value
     try:
