@@ -1,4 +1,4 @@
-"""Multimodal tar shards to checked, packed training data, and the packed data read back.
+"""Multimodal shards to checked, packed training data, and the packed data read back.
 
 `open` and `create` are the two ways into packed files; the pipeline itself is run by `mm-assets` or Dagster. A star
 import leaves out `open`, so that it never replaces the built-in function, and what training does not need: `export`,

@@ -108,4 +108,4 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="mm-assets")
 def main() -> None:
-    """Multimodal tar shards to checked, packed training data."""
+    """Multimodal shards to checked, packed training data."""

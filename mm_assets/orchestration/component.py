@@ -108,7 +108,7 @@ class _DatasetScaffolder(dg.Scaffolder[_Parameters]):
 
 @dg.scaffold_with(_DatasetScaffolder)
 class ShardDataset(dg.Component):
-    """A dataset of tar shards: assets, checks, jobs, sensors and a schedule from a few lines of YAML.
+    """A dataset of shards: assets, checks, jobs, sensors and a schedule from a few lines of YAML.
 
     Each shard is a partition that runs from member index to packed MULT and MSTR files. The jobs `<name>_pack` and
     `<name>_manifest` run in one process. For *Materialize* in the UI to do so too, the project sets

@@ -391,9 +391,9 @@ class DatasetSpec(Settings):
         examples=["web"],
     )
     shards: Annotated[Text, AfterValidator(_absolute_url)] = Field(
-        description="Folder or file of tar shards, or of a Parquet or JSONL list; any fsspec URL. If nothing has that "
-        "name it is a pattern with `{a,b}`, `{000..099}`, `*`, `?` and `[…]`. A relative path starts at the folder of "
-        "the YAML file.",
+        description="A shard or a folder of shards, in any format (docs/sources.md); any fsspec URL. If nothing has "
+        "that name, it is a pattern with `{a,b}`, `{000..099}`, `*`, `?` and `[…]`. A relative path starts at the "
+        "folder of the YAML file.",
         examples=["s3://bucket/web/*.tar"],
     )
     storage_options: Mapping[str, Any] = Field(

@@ -392,7 +392,7 @@ class MemberRules(Settings):
     )
     pdf: Literal["auto", "binary", "document", "interleaved"] = Field(
         default="auto",
-        description="What becomes of PDFs (docs/pipeline.md). `document`: an image per page, and the words and boxes "
+        description="What becomes of PDFs (docs/sources.md). `document`: an image per page, and the words and boxes "
         "of all; `interleaved`: a text and an image per page; `binary`: their bytes. `auto`: pages, if most of the "
         "sampled samples consist of a PDF, the extra `pdf` is installed, and `pack` does not ask for something else.",
         examples=["document"],

@@ -1,4 +1,4 @@
-"""docs/packing.md, docs/files.md and docs/pipeline.md agree with the code and with the files that it makes."""
+"""docs/packing.md, files.md, pipeline.md and sources.md agree with the code and with the files that it makes."""
 
 import hashlib
 import json
@@ -44,8 +44,8 @@ from ..pipeline.chain import at_work
 
 REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"
-PACKING, FILES, PIPELINE, FORMAT = (
-    (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("packing", "files", "pipeline", "format")
+PACKING, FILES, PIPELINE, SOURCES, FORMAT = (
+    (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("packing", "files", "pipeline", "sources", "format")
 )
 
 
@@ -409,7 +409,7 @@ def test_the_table_of_extensions_is_that_of_the_code() -> None:
 
 def test_the_example_of_a_list_gives_its_rows(tmp_path: Path) -> None:
     """The printed list makes the rows that its columns are said to make, without a reject."""
-    part = section(PIPELINE, "### Lists of files")
+    part = section(SOURCES, "## Lists of files")
     (example,) = blocks(part, "json")
     (tmp_path / "list.jsonl").write_text(example)
     schema = DatasetSchema(user_columns=(UserColumn(name="language", source="language", type="string", rows=""),))

@@ -91,7 +91,7 @@ PAGES = {
     "extending.md": ApiPage(
         title="Python: your own filters, fields and sources",
         about="What a class of your own derives from, and the tests that it should pass. [Filters]"
-        "(../filters.md#your-own), [fields](../fields.md#your-own) and [sources](../pipeline.md#your-own-source) have "
+        "(../filters.md#your-own), [fields](../fields.md#your-own) and [sources](../sources.md#your-own-source) have "
         "examples.",
         names={
             "mm_assets.filters": ("Filter", "MeasuredRowFilter", "Annotator", "Block", "Drop"),
