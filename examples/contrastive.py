@@ -77,7 +77,7 @@ def make_loader(data: Dataset, *, batch_size: int, seed: int, num_workers: int) 
         shuffle=True,
         num_workers=num_workers,
         collator=collator,
-        drop_last=True,  # a pair is contrasted with the others of its batch: a smaller batch is another task
+        last="drop",  # a pair is contrasted with the others of its batch: a smaller batch is another task
         seed=seed,
         transforms={"image": prepare_image, "text": prepare_text},
     )

@@ -1,8 +1,8 @@
 """Multimodal shards to checked, packed training data, and the packed data read back.
 
 `open` and `create` are the two ways into packed files; the pipeline itself is run by `mm-assets` or Dagster. A star
-import leaves out `open`, so that it never replaces the built-in function, and what training does not need: `export`,
-`from_hf`, `from_parquet` and `from_webdataset`.
+import leaves out `open`, so that it never replaces the built-in function, and what training does not need:
+`add_stream`, `export`, `from_hf`, `from_parquet` and `from_webdataset`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,17 +21,22 @@ from mm_assets.errors import (
     FormatError,
     LimitError,
     LoaderError,
+    MissingExtraError,
     MmAssetsError,
     SchemaMismatchError,
     ShardError,
     SourceError,
     TruncatedError,
 )
+from mm_assets.fields import register_field
+from mm_assets.formats import convert
 from mm_assets.loading.collate import MultimodalCollator, Ragged
-from mm_assets.loading.loader import MultimodalLoader
+from mm_assets.loading.loader import LoaderStats, MultimodalLoader
 from mm_assets.loading.mixing import MixedLoader, mix
+from mm_assets.loading.order import Blocks
 
 if TYPE_CHECKING:
+    from mm_assets.dataset.add_stream import add_stream as add_stream
     from mm_assets.exports import export as export
     from mm_assets.packing.source_samples import from_hf as from_hf
     from mm_assets.packing.source_samples import from_parquet as from_parquet
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Blocks",
     "CollateError",
     "ConfigError",
     "CorruptError",
@@ -50,6 +56,8 @@ __all__ = [
     "FormatError",
     "LimitError",
     "LoaderError",
+    "LoaderStats",
+    "MissingExtraError",
     "MixedLoader",
     "MmAssetsError",
     "MultimodalCollator",
@@ -60,16 +68,22 @@ __all__ = [
     "SourceError",
     "TruncatedError",
     "__version__",
+    "convert",
     "create",
     "dataset_card",
     "merge",
     "mix",
+    "register_field",
     "tables",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Imports what training does not need when it is used."""
+    if name == "add_stream":
+        from mm_assets.dataset.add_stream import add_stream
+
+        return add_stream
     if name == "export":
         from mm_assets.exports import export
 

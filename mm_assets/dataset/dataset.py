@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
@@ -430,6 +430,7 @@ class Dataset:
         out: Mapping[str, Out] | None = None,
         threads: int | None = 0,
         verify: bool | None = None,
+        on_read: Callable[[], object] | None = None,
     ) -> dict[str, Batch]:
         """Some modalities of many samples, rows aligned in all of them.
 
@@ -444,6 +445,7 @@ class Dataset:
                 in the calling thread, None takes one for each core. The result is the same. The threads wait for
                 the next call, until `close`.
             verify: check the payloads' checksums, where the files have them; by default as the dataset was opened.
+            on_read: called between reading, with its checksums, and decoding.
 
         Raises:
             IndexError: no such sample.
@@ -453,7 +455,7 @@ class Dataset:
             SchemaMismatchError: a modality is of a type that is not known here.
             ValueError: `out` does not fit, or no number of threads.
         """
-        return self._samples.read_batch(indices, modalities, out=out, threads=threads, verify=verify)
+        return self._samples.read_batch(indices, modalities, out=out, threads=threads, verify=verify, on_read=on_read)
 
     def batch_layout(
         self, n: int, modalities: Sequence[str] | None = None

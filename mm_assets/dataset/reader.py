@@ -86,13 +86,17 @@ class SampleReader:
         out: Mapping[str, Out] | None = None,
         threads: int | None = 0,
         verify: bool | None = None,
+        on_read: Callable[[], object] | None = None,
     ) -> dict[str, Batch]:
         """As `Dataset.read_batch`."""
         names = self._decodable(modalities)
         workers = count_threads(threads)
         positions = self._files.positions(indices)
         targets = self._targets(names, out or {}, len(positions))
-        found = self._decode_batches(positions, self._read_rows(positions, names, verify), targets, workers)
+        rows = self._read_rows(positions, names, verify)
+        if on_read is not None:
+            on_read()
+        found = self._decode_batches(positions, rows, targets, workers)
         for name, batch in found.items():
             if targets[name] is None:
                 found[name] = batch._replace(values=list(map(self._fields.field(name).writable, batch.values)))

@@ -7,6 +7,7 @@ number. Every error says which batch it was.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +19,14 @@ import numpy.typing as npt
 from mm_assets.dataset.decoding import Allocate, Batch
 from mm_assets.dataset.prefetch import BufferPool, arrays_of
 from mm_assets.dataset.workers import WorkerPool
-from mm_assets.errors import ConfigError, FormatError, LoaderError, optional_import
+from mm_assets.errors import ConfigError, FormatError, LoaderError
 from mm_assets.fields import ArraySpec, Field
-from mm_assets.loading.collate import MultimodalCollator, as_tensors, map_batch, rows_of
+from mm_assets.loading.collate import MultimodalCollator, as_tensors, map_batch, pinned, pinned_memory, rows_of
 from mm_assets.loading.order import derive_key
 from mm_assets.loading.plan import EpochPlan, Step
+from mm_assets.summaries import describe
 
-__all__ = ["BatchMaker", "BatchSource", "Collate", "DamagedSample", "Made", "Transform", "check_pinning"]
+__all__ = ["BatchMaker", "BatchSource", "Collate", "DamagedSample", "Made", "Transform"]
 
 Collate = Callable[[Any], Any]
 Transform = Callable[..., Any]
@@ -50,8 +52,9 @@ class BatchSource(Protocol):
         *,
         out: Mapping[str, Any] | None = None,
         threads: int | None = 0,
+        on_read: Callable[[], object] | None = None,
     ) -> Mapping[str, Batch]:
-        """As `Dataset.read_batch`; where it has a parameter `verify`, it is given the loader's."""
+        """As `Dataset.read_batch`."""
 
     def batch_layout(self, n: int, modalities: Sequence[str]) -> Mapping[str, ArraySpec | dict[str, ArraySpec]]:
         """As `Dataset.batch_layout`."""
@@ -82,11 +85,13 @@ class Made:
         batch: result of the collator; a dict has ``valid`` and ``index`` too.
         damaged: samples that were replaced.
         stop: positions of the epoch that all ranks have received with it.
+        times: seconds of `time.perf_counter` at which it was begun, read, decoded, transformed and collated.
     """
 
     batch: Any
     damaged: tuple[DamagedSample, ...]
     stop: int
+    times: tuple[float, ...]
 
 
 class BatchMaker:
@@ -98,12 +103,11 @@ class BatchMaker:
         plan: of the epoch.
         collator: makes a batch of columns if it is a `MultimodalCollator`, else of a list of samples.
         transforms: by modality, applied to each value that is present.
+        transform: applied to each sample after `transforms`, if it is given.
         threads: that decode and transform a batch; 0 or 1 does both in the calling thread.
         first_threads: the same of batch 0, for which the caller waits.
         keep: batches whose arrays are cached to be used again.
         skip_damaged: whether damaged samples are replaced; else they raise.
-        verify: whether checksums are checked.
-        pin_memory: whether tensors are in pinned memory.
     """
 
     def __init__(
@@ -114,32 +118,30 @@ class BatchMaker:
         *,
         collator: Collate,
         transforms: Mapping[str, Transform],
+        transform: Transform | None,
         threads: int,
         first_threads: int,
         keep: int,
         skip_damaged: bool,
-        verify: bool,
-        pin_memory: bool,
     ) -> None:
         self._source = source
         self._names = tuple(names)
         self._order = plan.order
         self._collator = collator
         self._transforms = dict(transforms)
-        self._seeded = {name for name, transform in self._transforms.items() if _takes_rng(transform)}
+        self._transform = transform
+        self._seeded = {name for name, function in self._transforms.items() if _takes_rng(function)}
+        self._is_seeded = transform is not None and _takes_rng(transform)
+        self._collates_with_rng = not isinstance(collator, MultimodalCollator) and _takes_rng(collator)
         self._threads = threads if threads > 1 else 0
         self._first_threads = first_threads if first_threads > 1 else 0
         self._pool = WorkerPool()
         self._skip_damaged = skip_damaged
-        self._pin_memory = pin_memory
-        self._options: dict[str, Any] = {}
-        if "verify" in inspect.signature(source.read_batch).parameters:
-            self._options["verify"] = verify
         self._fields: Mapping[str, Field] = getattr(source, "fields", {})
         self._layouts = source.batch_layout(plan.batch_size, self._names)
         # Torch's own allocator knows which pinned blocks a device still reads from; ours would not.
-        self._allocate: Allocate = _pinned_memory
-        if not pin_memory:
+        self._allocate: Allocate = pinned_memory
+        if not (isinstance(collator, MultimodalCollator) and collator.pin_memory):
             num_arrays = sum(1 if isinstance(one, ArraySpec) else len(one) for one in self._layouts.values())
             outputs = collator.outputs if isinstance(collator, MultimodalCollator) else ()
             self._allocate = BufferPool(keep=keep * max(1, num_arrays, len(outputs))).take
@@ -156,14 +158,21 @@ class BatchMaker:
             return self._make(step, self._threads if number else self._first_threads)
 
     def _make(self, step: Step, threads: int) -> Made:
-        indices, damaged, columns = self._read(step, threads)
+        times = [time.perf_counter()] * 2
+        indices, damaged, columns = self._read(step, threads, times)
+        times.append(time.perf_counter())
         valid = step.valid
         if damaged:
             lost = {one.index for one in damaged}
             valid = valid & np.fromiter((index not in lost for index in step.indices.tolist()), np.bool_, len(valid))
         for name, transform in self._transforms.items():
-            columns[name] = self._transform(name, transform, columns[name], indices, threads)
-        return Made(batch=self._collate(columns, indices, valid), damaged=damaged, stop=step.stop)
+            columns[name] = self._transform_values(name, transform, columns[name], indices, threads)
+        if self._transform is not None:
+            columns = self._transform_samples(self._transform, columns, indices, threads)
+        times.append(time.perf_counter())
+        batch = self._collate(columns, indices, valid)
+        times.append(time.perf_counter())
+        return Made(batch=batch, damaged=damaged, stop=step.stop, times=tuple(times))
 
     def close(self) -> None:
         """End the threads that transform; those that decode are the source's."""
@@ -172,12 +181,20 @@ class BatchMaker:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _read(
-        self, step: Step, threads: int
+        self, step: Step, threads: int, times: list[float]
     ) -> tuple[npt.NDArray[np.int64], tuple[DamagedSample, ...], dict[str, Batch]]:
-        """The samples that are in the batch, those that should have been, and the values."""
-        options = {**self._options, "threads": threads, "out": arrays_of(self._layouts, self._allocate)}
+        """The samples that are in the batch, those that should have been, and the values; when it was read."""
+
+        def read(indices: npt.NDArray[np.int64]) -> dict[str, Batch]:
+            out = arrays_of(self._layouts, self._allocate)
+            columns = self._source.read_batch(indices, self._names, out=out, threads=threads, on_read=note)
+            return dict(columns)
+
+        def note() -> None:
+            times[1] = time.perf_counter()
+
         try:
-            return step.indices, (), dict(self._source.read_batch(step.indices, self._names, **options))
+            return step.indices, (), read(step.indices)
         except FormatError as error:
             if not self._skip_damaged:
                 raise
@@ -185,7 +202,7 @@ class BatchMaker:
             if not damaged:  # no sample alone is damaged
                 raise
             indices = self._stand_in(step, {one.index for one in damaged}, error)
-        return indices, damaged, dict(self._source.read_batch(indices, self._names, **options))
+        return indices, damaged, read(indices)
 
     def _find_damaged(self, indices: npt.NDArray[np.int64]) -> tuple[DamagedSample, ...]:
         epoch = self._order.epoch
@@ -194,9 +211,8 @@ class BatchMaker:
 
     def _damage(self, index: int) -> FormatError | None:
         """The damage of a sample, or None."""
-        options = {**self._options, "threads": 0}
         try:
-            self._source.read_batch(np.array([index], np.int64), self._names, **options)
+            self._source.read_batch(np.array([index], np.int64), self._names)
         except FormatError as error:
             return error
         return None
@@ -220,7 +236,7 @@ class BatchMaker:
 
     # --- transforming -------------------------------------------------------------------------------------------------
 
-    def _transform(
+    def _transform_values(
         self, name: str, transform: Transform, column: Batch, indices: npt.NDArray[np.int64], threads: int
     ) -> Batch:
         """Each value that is present transformed; None makes it absent."""
@@ -233,18 +249,39 @@ class BatchMaker:
                 if not present[row]:
                     found.append(None)
                     continue
+                rng = self._rng(index, int.from_bytes(name.encode(), "little")) if name in self._seeded else {}
                 with _noted(f"transform of {name!r}, sample {index}"):
-                    found.append(transform(values[row], **self._random(name, index)))
+                    found.append(transform(values[row], **rng))
             return found
 
-        made = self._pool.map_runs(threads, len(values), run)
-        return Batch(made, np.fromiter((value is not None for value in made), np.bool_, len(made)))
+        return _column(self._pool.map_runs(threads, len(values), run))
 
-    def _random(self, name: str, index: int) -> dict[str, Any]:
-        """A transform's own random generator, the same wherever and whenever the sample is read in this epoch."""
-        if name not in self._seeded:
-            return {}
-        key = derive_key(self._order.seed, self._order.epoch, index, int.from_bytes(name.encode(), "little"))
+    def _transform_samples(
+        self, transform: Transform, columns: Mapping[str, Batch], indices: npt.NDArray[np.int64], threads: int
+    ) -> dict[str, Batch]:
+        """Each sample transformed; a name that only some results have is absent in the others."""
+        samples = _samples(columns, len(indices))
+
+        def run(start: int, stop: int) -> list[Mapping[str, Any]]:
+            found = []
+            for row in range(start, stop):
+                index = int(indices[row])
+                with _noted(f"transform, sample {index}"):
+                    result = transform(samples[row], **(self._rng(index) if self._is_seeded else {}))
+                    if not isinstance(result, Mapping):
+                        raise ConfigError(
+                            "arguments", "transform", f"gave {describe(result)}, expected a dict of values by name"
+                        )
+                found.append(result)
+            return found
+
+        results = self._pool.map_runs(threads, len(samples), run)
+        names = dict.fromkeys(name for result in results for name in result)
+        return {name: _column([result.get(name) for result in results]) for name in names}
+
+    def _rng(self, *place: int) -> dict[str, Any]:
+        """A random generator as an argument, the same wherever and whenever that place is read in this epoch."""
+        key = derive_key(self._order.seed, self._order.epoch, *place)
         return {"rng": np.random.Generator(np.random.Philox(key=key))}
 
     # --- collating ----------------------------------------------------------------------------------------------------
@@ -257,22 +294,33 @@ class BatchMaker:
             )
             if self._collator.return_tensors == "pt":
                 extra = as_tensors(extra)
+            if self._collator.pin_memory:
+                extra = map_batch(extra, pinned)
         else:
-            rows = {name: rows_of(column.values, column.present) for name, column in columns.items()}
-            batch = self._collator(
-                [{name: values[row] for name, values in rows.items()} for row in range(len(indices))]
-            )
+            rng = self._rng(-1, *indices.tolist()) if self._collates_with_rng else {}
+            batch = self._collator(_samples(columns, len(indices)), **rng)
             if not isinstance(batch, dict):
                 return batch
         for name, value in extra.items():
             batch.setdefault(name, value)
-        return map_batch(batch, _pinned) if self._pin_memory else batch
+        return batch
 
     def _like_its_field(self, name: str, column: Batch) -> Batch | _NoValues:
         """A column, with dtype and rank of its field if no sample has a value to tell them."""
-        if column.present.any() or name in self._transforms or name not in self._fields:
+        is_changed = self._transform is not None or name in self._transforms
+        if column.present.any() or is_changed or name not in self._fields:
             return column
         return _NoValues(*column, self._fields[name].empty_value)
+
+
+def _column(values: list[Any]) -> Batch:
+    return Batch(values, np.fromiter((value is not None for value in values), np.bool_, len(values)))
+
+
+def _samples(columns: Mapping[str, Batch], count: int) -> list[dict[str, Any]]:
+    """Returns the rows of columns as samples; arrays are views."""
+    rows = {name: rows_of(column.values, column.present) for name, column in columns.items()}
+    return [{name: values[row] for name, values in rows.items()} for row in range(count)]
 
 
 def _takes_rng(transform: Transform) -> bool:
@@ -291,37 +339,3 @@ def _noted(note: str) -> Iterator[None]:
     except BaseException as raised:
         raised.add_note(note)
         raise
-
-
-# --- pinned memory ----------------------------------------------------------------------------------------------------
-
-
-def check_pinning(collator: Collate) -> None:
-    """Refuse to pin memory where it is not possible.
-
-    Raises:
-        ConfigError: the collator makes no tensors, or torch finds no device to pin memory for.
-        MissingExtraError: torch is not installed.
-    """
-    with optional_import("torch", "pin_memory=True"):
-        import torch
-    if not isinstance(collator, MultimodalCollator) or collator.return_tensors != "pt":
-        raise ConfigError("arguments", "pin_memory", "needs a MultimodalCollator with return_tensors='pt'")
-    if not torch.accelerator.is_available():
-        raise ConfigError("arguments", "pin_memory", "torch finds no accelerator to pin memory for")
-
-
-def _pinned_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """New memory that devices copy from directly, out of torch's allocator."""
-    import torch
-
-    kind = torch.from_numpy(np.empty(0, dtype)).dtype
-    array: npt.NDArray[Any] = torch.empty(shape, dtype=kind, pin_memory=True).numpy()
-    return array
-
-
-def _pinned(value: Any) -> Any:
-    """A tensor in pinned memory, copied if it is elsewhere; any other value unchanged."""
-    if hasattr(value, "is_pinned"):
-        return value if value.is_pinned() else value.pin_memory()
-    return value

@@ -18,7 +18,7 @@ from mm_assets.errors import CollateError, ConfigError, optional_import
 from mm_assets.loading.rules import Rule, parse_rules
 from mm_assets.summaries import describe
 
-__all__ = ["MultimodalCollator", "Ragged", "as_tensors", "map_batch", "rows_of"]
+__all__ = ["MultimodalCollator", "Ragged", "as_tensors", "map_batch", "pinned", "pinned_memory", "rows_of"]
 
 Array = npt.NDArray[Any]
 Lengths = dict[str, Array]
@@ -82,9 +82,11 @@ class MultimodalCollator:
             Without any rule every modality is unchanged: columns as they come, samples as lists.
         return_tensors: ``np``, or ``pt`` for torch tensors over the same memory. Lists are not converted. An array
             that is read-only, such as a view into a file, is copied, because torch has no read-only tensors.
+        pin_memory: whether the tensors are in pinned memory, from which devices copy directly. A loader decodes into
+            such memory.
 
     Raises:
-        ConfigError: a rule is wrong.
+        ConfigError: a rule is wrong; or `pin_memory` without ``pt``, or without a device to pin memory for.
         MissingExtraError: ``pt``, and torch is not installed.
     """
 
@@ -92,14 +94,21 @@ class MultimodalCollator:
         self,
         modality_configs: Mapping[str, Mapping[str, Any]] | None = None,
         return_tensors: str = "np",
+        *,
+        pin_memory: bool = False,
     ) -> None:
         if return_tensors not in ("np", "pt"):
             raise ConfigError("arguments", "return_tensors", f"found {return_tensors!r}, expected np or pt")
         self._rules = parse_rules(modality_configs or {})
         self.configs = {name: dict(config) for name, config in (modality_configs or {}).items()}
         self.return_tensors = return_tensors
+        self.pin_memory = pin_memory
         if return_tensors == "pt":
-            _torch()
+            torch = _torch()
+        if pin_memory and return_tensors != "pt":
+            raise ConfigError("arguments", "pin_memory", "needs return_tensors='pt'")
+        if pin_memory and not torch.accelerator.is_available():
+            raise ConfigError("arguments", "pin_memory", "torch finds no accelerator to pin memory for")
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -140,7 +149,9 @@ class MultimodalCollator:
         batch["present"] = present
         if lengths:
             batch["lengths"] = lengths
-        return as_tensors(batch) if self.return_tensors == "pt" else batch
+        if self.return_tensors == "pt":
+            batch = as_tensors(batch)
+        return map_batch(batch, pinned) if self.pin_memory else batch
 
 
 # --- taking values ----------------------------------------------------------------------------------------------------
@@ -344,6 +355,21 @@ def _torch() -> Any:
     with optional_import("torch", "return_tensors='pt'"):
         import torch
     return torch
+
+
+def pinned_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """New memory that devices copy from directly, out of torch's allocator."""
+    torch = _torch()
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    array: Array = torch.empty(shape, dtype=kind, pin_memory=True).numpy()
+    return array
+
+
+def pinned(value: Any) -> Any:
+    """A tensor in pinned memory, copied if it is elsewhere; any other value unchanged."""
+    if hasattr(value, "is_pinned"):
+        return value if value.is_pinned() else value.pin_memory()
+    return value
 
 
 def map_batch(value: Any, convert: Callable[[Any], Any]) -> Any:

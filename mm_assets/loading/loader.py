@@ -8,29 +8,63 @@ iteration that is left early, the next epoch begins, unless a state is loaded. N
 from __future__ import annotations
 
 import os
+import time
 import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import count, islice
 from typing import Any, Self
 
 from mm_assets.dataset.prefetch import Prefetch
 from mm_assets.dataset.workers import count_threads
-from mm_assets.errors import ConfigError, LoaderError
-from mm_assets.loading.batches import BatchMaker, BatchSource, Collate, DamagedSample, Made, Transform, check_pinning
+from mm_assets.errors import ConfigError, LoaderError, optional_import
+from mm_assets.loading.batches import BatchMaker, BatchSource, Collate, DamagedSample, Made, Transform
 from mm_assets.loading.collate import MultimodalCollator
-from mm_assets.loading.order import SHUFFLES, EpochOrder
-from mm_assets.loading.plan import EpochPlan, find_rank, torch_worker
+from mm_assets.loading.order import Blocks, EpochOrder
+from mm_assets.loading.plan import LAST, EpochPlan, find_rank, torch_worker
 from mm_assets.loading.rules import check_integer
 from mm_assets.loading.state import LoaderState, fingerprint
 from mm_assets.summaries import describe
 
-__all__ = ["BatchIterator", "MultimodalLoader"]
+__all__ = ["BatchIterator", "LoaderStats", "MultimodalLoader"]
 
 MAX_REPORTED = 10_000  # damaged samples that are listed: a lost shard must not fill the memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStats:
+    """Where the time of a loader's batches went, in seconds.
+
+    The time of a batch is that from the moment when a thread begins to make it until it is yielded. The first five
+    numbers after `num_batches` are its parts, of all batches together: threads make several at a time.
+
+    Attributes:
+        num_batches: that were yielded.
+        storage: reading, with checksums. Pages of local files that are not in memory are read when a codec touches
+            them, and count as `decode`.
+        decode: decoding.
+        transform: the functions `transforms` and `transform`.
+        collate: the collator.
+        wait: complete, and waiting for the training loop. If it is large, the loop is the limit.
+        starved: how long the training loop waited for batches. If it is large, the loader is the limit, by the largest
+            of the parts above.
+    """
+
+    num_batches: int = 0
+    storage: float = 0.0
+    decode: float = 0.0
+    transform: float = 0.0
+    collate: float = 0.0
+    wait: float = 0.0
+    starved: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The time of all batches."""
+        return self.storage + self.decode + self.transform + self.collate + self.wait
 
 
 class MultimodalLoader:
@@ -50,30 +84,30 @@ class MultimodalLoader:
         reader: the dataset.
         modalities: names to read; by default those of the collator's rules, or all. Nothing else is touched.
         batch_size: samples of a batch, on each rank.
-        shuffle: True or ``"full"``, a permutation of all samples; ``"block"``, runs of neighbours permuted and mixed
-            within windows, for storage where random access is expensive; False, the dataset's order.
-        num_workers: threads, each of which makes a batch, or, where they are more than `prefetch_batches`, parts of
-            those batches; 0 makes every batch when it is requested, without any thread.
-        collator: a `MultimodalCollator`, or any callable that makes a batch of a list of samples. If the batch is a
-            dict, ``valid`` and ``index`` are added to it.
-        drop_last: leave out the remainder at the end that is too small for a whole batch on each rank.
+        shuffle: True, a permutation of all samples; `Blocks`, which keeps neighbors near each other, for storage where
+            random access is expensive; False, the dataset's order.
+        num_workers: threads, each of which makes a batch, or, where they are more than `prefetch`, parts of those
+            batches; 0 makes every batch when it is requested, without any thread.
+        collator: a `MultimodalCollator`, or any callable that makes a batch of a list of samples; one with a parameter
+            ``rng`` gets a `numpy.random.Generator` that depends on seed, epoch and the batch's samples only. If the
+            batch is a dict, ``valid`` and ``index`` are added to it.
+        last: what becomes of the remainder at the end, too small for a whole batch on each rank. ``"even"``: it is
+            shared equally, and a few samples are repeated, not valid, where it does not divide; so every rank has the
+            same number of batches, of the same sizes. ``"drop"``: it is left out. ``"short"``: it is shared without
+            repeats, and some ranks have a smaller last batch than others, or none.
         seed: of the order, and of the transforms' randomness.
-        epoch: to begin with.
         rank: of this process, with `world_size`; by default what torch.distributed, jax.distributed or the environment
             of torch, SLURM, Open MPI, MPICH or JAX say, which must not contradict each other.
         world_size: number of ranks.
-        even_batches: give every rank the same number of batches, of the same sizes: the last batch is shared equally,
-            and a few samples are repeated, not valid, where it does not divide.
-        prefetch_batches: batches that wait for the consumer, while at most as many are being made.
-        pin_memory: tensors in pinned memory; needs a `MultimodalCollator` for torch.
-        transforms: by modality, a function of a value to a value (None: absent), called in the threads before the
-            collator; arrays come as rows. One with a parameter ``rng`` gets a `numpy.random.Generator` that depends on
-            seed, epoch and sample only.
+        prefetch: batches that wait for the consumer, while at most as many are being made.
+        transforms: by modality, a function of a value to a value (None: absent), called in the threads before
+            `transform`. One with a parameter ``rng`` gets a `numpy.random.Generator` that depends on seed, epoch and
+            sample only.
+        transform: a function of a whole sample, a dict of values by modality (None: absent), to such a dict, which may
+            have other names; called in the threads before the collator, with ``rng`` as above. Arrays are rows of the
+            batch and may be written to. All modalities are then read by default.
         on_damaged: ``"raise"``, or ``"skip"``: another sample of the batch replaces it, not valid, and the damaged one
             is reported in `damaged`.
-        verify: check the checksum of every payload.
-        block_size: samples of a run of ``"block"``.
-        window_blocks: runs of a window of ``"block"``.
 
     Attributes:
         reader: the dataset.
@@ -90,7 +124,6 @@ class MultimodalLoader:
         ConfigError: an argument is wrong.
         KeyError: no such modality.
         TypeError: a path instead of a dataset.
-        MissingExtraError: `pin_memory` without torch.
     """
 
     def __init__(
@@ -98,23 +131,18 @@ class MultimodalLoader:
         reader: BatchSource,
         modalities: Sequence[str] | None = None,
         batch_size: int = 32,
-        shuffle: bool | str = True,
+        shuffle: bool | Blocks = True,
         num_workers: int = 4,
         collator: Collate | None = None,
         *,
-        drop_last: bool = False,
+        last: str = "even",
         seed: int = 0,
-        epoch: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        even_batches: bool = True,
-        prefetch_batches: int = 2,
-        pin_memory: bool = False,
+        prefetch: int = 2,
         transforms: Mapping[str, Transform] | None = None,
+        transform: Transform | None = None,
         on_damaged: str = "raise",
-        verify: bool = True,
-        block_size: int = 256,
-        window_blocks: int = 16,
     ) -> None:
         if isinstance(reader, str | os.PathLike):
             raise TypeError(f"found the path {os.fspath(reader)!r}, expected what mm_assets.open gives for it")
@@ -126,7 +154,9 @@ class MultimodalLoader:
         self.num_workers = num_workers
         _check_callable("collator", collator, "a MultimodalCollator, to which such rules can be given, or a function")
         self.collator: Collate = MultimodalCollator() if collator is None else collator
-        self.modalities = _choose_names(reader, modalities, self.collator)
+        _check_callable("transform", transform, "a function of a sample, a dict of values by modality")
+        self.modalities = _choose_names(reader, modalities, self.collator, has_transform=transform is not None)
+        self._transform = transform
         self._transforms = dict(transforms or {})
         for name, transform in self._transforms.items():
             _check_callable(f"transforms.{name}", transform, "a function of a value")
@@ -137,40 +167,24 @@ class MultimodalLoader:
         except ValueError as error:
             raise ConfigError("arguments", "num_workers", str(error)) from error
         check_integer("batch_size", batch_size, 1)
-        check_integer("prefetch_batches", prefetch_batches, 1)
-        if on_damaged not in ("raise", "skip"):
-            raise ConfigError("arguments", "on_damaged", f"found {on_damaged!r}, expected raise or skip")
-        self._prefetch = prefetch_batches
+        check_integer("prefetch", prefetch, 1)
+        for name, value, allowed in (("on_damaged", on_damaged, ("raise", "skip")), ("last", last, LAST)):
+            if value not in allowed:
+                raise ConfigError("arguments", name, f"found {value!r}, expected one of {', '.join(allowed)}")
+        self._prefetch = prefetch
         self._skip_damaged = on_damaged == "skip"
-        self._verify = verify
-        self._pin_memory = pin_memory
-        if pin_memory:
-            check_pinning(self.collator)
-        if not isinstance(shuffle, bool) and shuffle not in SHUFFLES:
-            raise ConfigError("arguments", "shuffle", f"found {shuffle!r}, expected True, False, 'full' or 'block'")
         self._finds_rank = rank is None and world_size is None
         found_rank, found_world_size = find_rank(rank, world_size)
-        order = EpochOrder(
-            num_samples=len(reader),
-            shuffle=("full" if shuffle else "none") if isinstance(shuffle, bool) else shuffle,
-            seed=seed,
-            epoch=epoch,
-            block_size=block_size,
-            window_blocks=window_blocks,
-        )
+        order = EpochOrder(num_samples=len(reader), shuffle=shuffle, seed=seed)
         self.plan = EpochPlan(
-            order=order,
-            batch_size=batch_size,
-            rank=found_rank,
-            world_size=found_world_size,
-            drop_last=drop_last,
-            even_batches=even_batches,
+            order=order, batch_size=batch_size, rank=found_rank, world_size=found_world_size, last=last
         )
         self._delivered = 0
         self._is_used = False  # whether the next iteration is of the next epoch
-        if drop_last and len(reader) and not self.plan.count():
+        self._stats = LoaderStats()
+        if last == "drop" and len(reader) and not self.plan.count():
             step = f"batch_size {batch_size} on {found_world_size} ranks" if found_world_size > 1 else "batch_size"
-            message = f"drop_last leaves out all {len(reader):,} samples: they are fewer than {step} takes"
+            message = f'last="drop" leaves out all {len(reader):,} samples: they are fewer than {step} takes'
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         self._current: weakref.ref[BatchIterator] | None = None
 
@@ -213,12 +227,19 @@ class MultimodalLoader:
         Raises:
             ConfigError: the loader was made before this process had its rank.
         """
-        if self._is_used:
-            self._move(replace(self.plan.order, epoch=self.epoch + 1), 0)
-        return self.iterate_on()
+        return self.iterate_from(0)
 
     def iterate_on(self) -> BatchIterator:
         """As `__iter__`, but from the loader's position on: an epoch that was left early is continued."""
+        return self._iterate(0)
+
+    def iterate_from(self, num_batches: int) -> BatchIterator:
+        """As `__iter__`, without the first batches; in a worker of torch, those of this worker."""
+        if self._is_used and not num_batches:
+            self._move(replace(self.plan.order, epoch=self.epoch + 1), 0)
+        return self._iterate(num_batches)
+
+    def _iterate(self, skip: int) -> BatchIterator:
         if self._finds_rank:
             rank, world_size = find_rank(None, None)
             if world_size > 1 and (rank, world_size) != (self.plan.rank, self.plan.world_size):
@@ -227,7 +248,7 @@ class MultimodalLoader:
                 detail = f"{made}, and this process is rank {rank} of {world_size}: {advice}"
                 raise ConfigError("environment", "rank, world_size", detail)
         self._move(self.plan.order, self._delivered)
-        iterator = BatchIterator(self)
+        iterator = BatchIterator(self, skip)
         self._current = weakref.ref(iterator)
         return iterator
 
@@ -260,10 +281,28 @@ class MultimodalLoader:
     def _fingerprint(self) -> str:
         return fingerprint(self.reader)
 
+    def stats(self) -> LoaderStats:
+        """Where the time of the batches went that were yielded so far."""
+        return self._stats
+
+    def torch(self) -> Any:
+        """The batches as a `torch.utils.data.IterableDataset`, for code that expects one.
+
+        It goes into ``DataLoader(loader.torch(), batch_size=None, num_workers=n)``: the workers share the batches of
+        this rank, each is yielded once and in order, and with `torchdata`'s ``StatefulDataLoader`` every worker resumes
+        at its own next batch. `set_epoch` works between epochs.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+        """
+        with optional_import("torch", "MultimodalLoader.torch"):
+            from mm_assets.loading.torch_dataset import TorchDataset
+        return TorchDataset(self)
+
     # --- what iterations use ------------------------------------------------------------------------------------------
 
-    def _start(self) -> Prefetch[Made]:
-        """Begin to read from the loader's position on."""
+    def _start(self, skip: int) -> Prefetch[Made]:
+        """Begin to read from the loader's position on, without the first batches of this worker."""
         # With its own pool of threads, which end with the iteration; the files are shared.
         share: Callable[[Mapping[str, Any]], Any] | None = getattr(self.reader, "with_settings", None)
         own = None if share is None else share({})
@@ -276,12 +315,11 @@ class MultimodalLoader:
             self.plan,
             collator=self.collator,
             transforms=self._transforms,
+            transform=self._transform,
             threads=self._threads if self._threads > readers else 0,
             first_threads=self._threads,
             keep=self._prefetch + readers + 2,  # one that the caller holds, and one that it has just dropped
             skip_damaged=self._skip_damaged,
-            verify=self._verify,
-            pin_memory=self._pin_memory,
         )
 
         def end() -> None:
@@ -290,12 +328,24 @@ class MultimodalLoader:
                 own.close()
 
         worker, num_workers = torch_worker()
-        steps = islice(zip(count(), self.plan.steps(self._delivered)), worker, None, num_workers)
+        first = worker + skip * num_workers
+        steps = islice(zip(count(), self.plan.steps(self._delivered)), first, None, num_workers)
         tasks = (partial(maker.make, number, step) for number, step in steps)
         return Prefetch(tasks, threads=readers, depth=self._prefetch + readers, on_end=end)
 
-    def _deliver(self, made: Made) -> None:
-        """Count a batch that is yielded."""
+    def _deliver(self, made: Made, asked: float) -> None:
+        """Count a batch that is yielded, and was asked for at a time of `time.perf_counter`."""
+        now, before = time.perf_counter(), self._stats
+        begun, read, decoded, transformed, collated = made.times
+        self._stats = LoaderStats(
+            num_batches=before.num_batches + 1,
+            storage=before.storage + read - begun,
+            decode=before.decode + decoded - read,
+            transform=before.transform + transformed - decoded,
+            collate=before.collate + collated - transformed,
+            wait=before.wait + now - collated,
+            starved=before.starved + now - asked,
+        )
         self._delivered = made.stop
         self._is_used = True
         self.num_damaged += len(made.damaged)
@@ -364,19 +414,21 @@ class BatchIterator(Iteration):
     to it is left, such as after a ``break``.
     """
 
-    def __init__(self, loader: MultimodalLoader) -> None:
+    def __init__(self, loader: MultimodalLoader, skip: int = 0) -> None:
         super().__init__()
         self._loader = loader
+        self._skip = skip
         self._ahead: Prefetch[Made] | None = None
 
     def _make(self) -> Any:
+        asked = time.perf_counter()
         if self._ahead is None:
-            self._ahead = self._loader._start()
+            self._ahead = self._loader._start(self._skip)
         made = next(self._ahead, None)
         if made is None:
             self._loader._finish()
             raise StopIteration
-        self._loader._deliver(made)
+        self._loader._deliver(made, asked)
         return made.batch
 
     def _end(self) -> None:
@@ -390,10 +442,12 @@ def _check_callable(key: str, value: object, expected: str) -> None:
         raise ConfigError("arguments", key, f"found {describe(value)}, expected {expected}")
 
 
-def _choose_names(reader: BatchSource, modalities: Sequence[str] | None, collator: Collate) -> tuple[str, ...]:
+def _choose_names(
+    reader: BatchSource, modalities: Sequence[str] | None, collator: Collate, *, has_transform: bool
+) -> tuple[str, ...]:
     """The modalities to read, all known, and no output with the name of an entry that every batch has."""
     known = tuple(reader.names)
-    asked = collator.modalities if isinstance(collator, MultimodalCollator) else ()
+    asked = collator.modalities if isinstance(collator, MultimodalCollator) and not has_transform else ()
     if isinstance(modalities, str):
         raise ConfigError("arguments", "modalities", f"found {modalities!r}, expected a list of names")
     names = tuple(dict.fromkeys(modalities)) if modalities is not None else asked or known

@@ -95,8 +95,8 @@ class MixedLoader:
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not (isfinite(weight) and weight > 0):
                 raise ConfigError("arguments", f"weights.{name}", f"found {weight!r}, expected a positive number")
             plan = loader.plan
-            if not (plan.even_batches or plan.drop_last or plan.world_size == 1):
-                detail = "without even_batches or drop_last its ranks have different numbers of batches"
+            if not plan.is_even:
+                detail = 'with last="short" its ranks have different numbers of batches'
                 raise ConfigError("arguments", f"loaders.{name}", detail)
             if not len(loader):
                 raise ConfigError("arguments", f"loaders.{name}", "has no batches")

@@ -17,9 +17,8 @@ import numpy.typing as npt
 from mm_assets.dataset.id_index import mix_bits
 from mm_assets.errors import ConfigError
 
-__all__ = ["MAX_SAMPLES", "SHUFFLES", "EpochOrder", "derive_key", "hash_float", "permute"]
+__all__ = ["MAX_SAMPLES", "Blocks", "EpochOrder", "derive_key", "hash_float", "permute"]
 
-SHUFFLES = ("full", "block", "none")
 MAX_SAMPLES = 2**62  # so that positions and their sums stay within int64, and digits of the network within 32 bits
 
 # Up to here a permutation is made by sorting hashes: as uniform as the hashes, where a network's few digits might show.
@@ -137,35 +136,56 @@ def _checked(name: str, value: SupportsIndex, low: int | None) -> int:
     return number
 
 
+def _check_shuffle(value: object) -> None:
+    if not isinstance(value, bool | Blocks):
+        raise ConfigError("arguments", "shuffle", f"found {value!r}, expected True, False, or Blocks(256, 16)")
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A shuffle that keeps neighbors near each other, for storage where random access is expensive.
+
+    Blocks of consecutive samples are permuted, and then the samples within each window of some blocks. Where the first
+    block begins is drawn for each epoch too.
+
+    Attributes:
+        size: samples of a block.
+        window: blocks whose samples are mixed with each other.
+
+    Raises:
+        ConfigError: a number is not an integer from 1.
+    """
+
+    size: int = 256
+    window: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("size", "window"):
+            object.__setattr__(self, name, _checked(f"shuffle.{name}", getattr(self, name), 1))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochOrder:
     """The order in which an epoch visits the samples 0..num_samples-1.
 
     Attributes:
         num_samples: how many there are.
-        shuffle: ``full``: one permutation of all. ``block``: runs of `block_size` neighbours stay near each other, for
-            storage where random access is expensive: the runs are permuted, and then the samples within each window of
-            `window_blocks` runs. Where the first run begins is drawn for each epoch too. ``none``: the dataset's order.
+        shuffle: True for a permutation of all samples, `Blocks`, or False for the dataset's order.
         seed: any integer.
         epoch: any integer; another epoch is another order.
-        block_size: samples of a run.
-        window_blocks: runs whose samples are mixed with each other.
 
     Raises:
         ConfigError: a value is out of its range.
     """
 
     num_samples: int
-    shuffle: str = "full"
+    shuffle: bool | Blocks = True
     seed: int = 0
     epoch: int = 0
-    block_size: int = 256
-    window_blocks: int = 16
 
     def __post_init__(self) -> None:
-        if self.shuffle not in SHUFFLES:
-            raise ConfigError("arguments", "shuffle", f"found {self.shuffle!r}, expected one of {', '.join(SHUFFLES)}")
-        lows = {"num_samples": 0, "seed": None, "epoch": None, "block_size": 1, "window_blocks": 1}
+        _check_shuffle(self.shuffle)
+        lows = {"num_samples": 0, "seed": None, "epoch": None}
         for name, low in lows.items():
             object.__setattr__(self, name, _checked(name, getattr(self, name), low))
 
@@ -183,19 +203,20 @@ class EpochOrder:
         places = np.array(positions, dtype=np.int64)
         if len(places) and (places.min() < 0 or places.max() >= self.num_samples):
             raise IndexError(f"a position outside the {self.num_samples} of the epoch")
-        if self.shuffle == "none" or not len(places):
+        if not self.shuffle or not len(places):
             return places
         key = derive_key(self.seed, self.epoch)
-        if self.shuffle == "full":
+        if not isinstance(self.shuffle, Blocks):
             return permute(places, self.num_samples, key)
-        # The last run may be short, and stays last. Rotated by a random number of samples, it differs in each epoch.
-        rotated = self._in_blocks(self._in_windows(places, key), key) + derive_key(key, _ROTATION) % self.num_samples
+        # The last block may be short, and stays last. Rotated by a random number of samples, it differs in each epoch.
+        mixed = self._in_windows(places, key, self.shuffle)
+        rotated = self._in_blocks(mixed, key, self.shuffle.size) + derive_key(key, _ROTATION) % self.num_samples
         rotated[rotated >= self.num_samples] -= self.num_samples
         return rotated
 
-    def _in_windows(self, places: Positions, key: int) -> Positions:
+    def _in_windows(self, places: Positions, key: int, blocks: Blocks) -> Positions:
         """Mixes positions within their windows."""
-        window = min(self.block_size * self.window_blocks, self.num_samples)
+        window = min(blocks.size * blocks.window, self.num_samples)
         found = np.empty_like(places)
         numbers = places // window
         for number in np.unique(numbers).tolist():
@@ -205,12 +226,12 @@ class EpochOrder:
             found[here] = permute(places[here] - start, size, derive_key(key, _WINDOW, number)) + start
         return found
 
-    def _in_blocks(self, places: Positions, key: int) -> Positions:
-        """Moves runs; the last one, if it is short, stays last, so that all others start at multiples of their size."""
-        num_blocks = self.num_samples // self.block_size
-        blocks, rest = np.divmod(places, self.block_size)
+    def _in_blocks(self, places: Positions, key: int, size: int) -> Positions:
+        """Moves blocks; a short one stays last, so that all others start at multiples of their size."""
+        num_blocks = self.num_samples // size
+        blocks, rest = np.divmod(places, size)
         whole = blocks < num_blocks
         found = places.copy()
         moved = permute(blocks[whole], num_blocks, derive_key(key, _BLOCK))
-        found[whole] = moved * self.block_size + rest[whole]
+        found[whole] = moved * size + rest[whole]
         return found

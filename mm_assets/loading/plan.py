@@ -20,7 +20,11 @@ import numpy.typing as npt
 from mm_assets.errors import ConfigError
 from mm_assets.loading.order import EpochOrder
 
-__all__ = ["EpochPlan", "Step", "find_rank", "torch_worker"]
+__all__ = ["LAST", "EpochPlan", "Step", "find_rank", "torch_worker"]
+
+LAST = ("even", "drop", "short")
+"""The remainder of an epoch is shared equally, and a few samples are repeated where it does not divide; or left out; or
+shared without repeats, so that some ranks have a smaller last batch than others, or none."""
 
 # Positions whose samples are computed together: an order costs some 100 us a call and 50 ns a position. Blocks that
 # fit the processor's cache are the fastest, by a factor of four.
@@ -53,17 +57,19 @@ class EpochPlan:
         batch_size: samples of a batch, on each rank.
         rank: of this process, from 0.
         world_size: how many ranks there are.
-        drop_last: whether the remainder at the end, too small for a whole batch on each rank, is left out.
-        even_batches: whether the remainder is shared equally, with a few samples repeated where it does not divide;
-            else some ranks may have a smaller last batch than others, or none.
+        last: what becomes of the remainder at the end, too small for a whole batch on each rank: one of `LAST`.
     """
 
     order: EpochOrder
     batch_size: int
     rank: int = 0
     world_size: int = 1
-    drop_last: bool = False
-    even_batches: bool = True
+    last: str = "even"
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every rank has the same number of batches."""
+        return self.last != "short" or self.world_size == 1
 
     def count(self) -> int:
         """Batches of this rank in a whole epoch."""
@@ -90,9 +96,9 @@ class EpochPlan:
 
     def _last_rows(self, start: int, rest: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Positions of this rank's last batch, out of `rest` from `start` on, and which of them are not repeats."""
-        if self.drop_last or rest == 0:
+        if self.last == "drop" or rest == 0:
             low = high = 0
-        elif self.even_batches:
+        elif self.last == "even":
             size = -(-rest // self.world_size)
             low, high = self.rank * size, (self.rank + 1) * size
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from mm_assets.errors import FormatError, LoaderError
 from mm_assets.formats import crc32c
-from mm_assets.loading.order import EpochOrder
+from mm_assets.loading.order import Blocks, EpochOrder
 
 __all__ = ["LoaderState", "fingerprint"]
 
-VERSION = 1
+VERSION = 2
 
 # Samples that are read for a fingerprint without a manifest: enough to distinguish datasets, few enough to read them
 # from a bucket.
@@ -32,23 +32,28 @@ NUM_PROBES = 4
 class LoaderState:
     """A position in an epoch, by the fields of `EpochOrder` and the dataset's fingerprint.
 
-    `delivered` counts the positions that all ranks have received.
+    `delivered` counts the positions that all ranks have received. `shuffle` is a bool, or the two numbers of `Blocks`.
     """
 
     version: int = VERSION
     fingerprint: str
     num_samples: int
-    shuffle: str
+    shuffle: Any
     seed: int
-    block_size: int
-    window_blocks: int
     epoch: int
     delivered: int
 
     @classmethod
     def of(cls, order: EpochOrder, *, delivered: int, fingerprint: str) -> Self:
         """The state of a loader."""
-        return cls(fingerprint=fingerprint, delivered=delivered, **asdict(order))
+        return cls(
+            fingerprint=fingerprint,
+            num_samples=order.num_samples,
+            shuffle=_plain(order.shuffle),
+            seed=order.seed,
+            epoch=order.epoch,
+            delivered=delivered,
+        )
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
@@ -57,8 +62,8 @@ class LoaderState:
         Raises:
             LoaderError: it is not a state, or one of a later release.
         """
-        kinds: dict[str, type] = {"fingerprint": str, "shuffle": str}
-        expected = {field.name: kinds.get(field.name, int) for field in fields(cls)}
+        expected = {field.name: str if field.name == "fingerprint" else int for field in fields(cls)}
+        del expected["shuffle"]  # any value: `check` compares it
         if not isinstance(state, Mapping) or "version" not in state:
             raise LoaderError("this is not a loader's state: it has no version")
         if state["version"] != VERSION:
@@ -70,7 +75,7 @@ class LoaderState:
         if not 0 <= state["delivered"] <= state["num_samples"]:
             detail = f"found {state['delivered']}, expected 0 to {state['num_samples']}"
             raise LoaderError(f"this is not a loader's state: delivered: {detail}")
-        return cls(**{name: state[name] for name in expected})
+        return cls(shuffle=state.get("shuffle"), **{name: state[name] for name in expected})
 
     def check(self, order: EpochOrder, *, fingerprint: str) -> None:
         """Refuse a loader of other samples, or of another order of them.
@@ -78,15 +83,16 @@ class LoaderState:
         Raises:
             LoaderError: they differ; the message says in what.
         """
-        own = {**asdict(order), "fingerprint": fingerprint}
-        names = ["num_samples", "fingerprint", "shuffle", "seed"]
-        if order.shuffle == "block":
-            names += ["block_size", "window_blocks"]
-        for name in names:
-            found = getattr(self, name)
-            if found != own[name]:
+        own = LoaderState.of(order, delivered=self.delivered, fingerprint=fingerprint)
+        for name in ("num_samples", "fingerprint", "shuffle", "seed"):
+            found, expected = getattr(self, name), getattr(own, name)
+            if found != expected:
                 what = "another dataset" if name in ("num_samples", "fingerprint") else "another order"
-                raise LoaderError(f"the state is of {what}: its {name} is {found!r}, here it is {own[name]!r}")
+                raise LoaderError(f"the state is of {what}: its {name} is {found!r}, here it is {expected!r}")
+
+
+def _plain(shuffle: bool | Blocks) -> bool | list[int]:
+    return shuffle if isinstance(shuffle, bool) else [shuffle.size, shuffle.window]
 
 
 def fingerprint(source: Any) -> str:

@@ -1,6 +1,6 @@
-"""Abstract test suites for people who write a field, a filter, an annotator or a source of their own.
+"""Abstract test suites for people who write a field, a filter, an annotator, a source or a loader of their own.
 
-Subclass one in a test module, give it values, and pytest collects what every field, filter, annotator or source
+Subclass one in a test module, give it values, and pytest collects what every field, filter, annotator, source or loader
 promises. The package's own tests subclass them too. Needs pytest and Hypothesis: ``pip install 'mm-assets[testing]'``.
 """
 
@@ -12,10 +12,11 @@ with optional_import("pytest", "mm_assets.testing"):
     import pytest
 
 # Before the import of the suites: so a failed assert in them shows its values, as in a test module.
-pytest.register_assert_rewrite(*(f"mm_assets.testing.{name}" for name in ("fields", "filters", "sources")))
+pytest.register_assert_rewrite(*(f"mm_assets.testing.{name}" for name in ("fields", "filters", "loaders", "sources")))
 
 from mm_assets.testing.fields import FieldSuite, damaged, same  # noqa: E402  # see above
 from mm_assets.testing.filters import AnnotatorSuite, FilterSuite, make_rows  # noqa: E402  # see above
+from mm_assets.testing.loaders import LoaderSuite  # noqa: E402  # see above
 from mm_assets.testing.sources import SourceSuite  # noqa: E402  # see above
 
-__all__ = ["AnnotatorSuite", "FieldSuite", "FilterSuite", "SourceSuite", "damaged", "make_rows", "same"]
+__all__ = ["AnnotatorSuite", "FieldSuite", "FilterSuite", "LoaderSuite", "SourceSuite", "damaged", "make_rows", "same"]

@@ -21,6 +21,7 @@ from mm_assets import MultimodalLoader
 from mm_assets.dataset import files as packed_files
 from mm_assets.errors import SourceError
 from mm_assets.fields import BytesField, ScalarField, TextField
+from mm_assets.loading.order import Blocks
 from mm_assets.storage.remote import RemoteFile
 from mm_assets.storage.urls import filesystem
 
@@ -110,7 +111,7 @@ def plain(batch: dict[str, Any]) -> dict[str, Any]:
 
 def check_same(pair: Pair, *, stop: int, **arguments: Any) -> None:
     """The batches of both are equal, also after a stop after some, and each continues from the other's state."""
-    local, remote = (MultimodalLoader(data, block_size=8, window_blocks=3, **arguments) for data in pair)
+    local, remote = (MultimodalLoader(data, **arguments) for data in pair)
     with iter(remote) as batches:
         first = [plain(batch) for _, batch in zip(range(stop), batches, strict=False)]
     state = remote.state_dict()
@@ -126,7 +127,7 @@ def check_same(pair: Pair, *, stop: int, **arguments: Any) -> None:
 @settings(deadline=None, max_examples=15)
 @given(
     seed=st.integers(0, 2**64 - 1),
-    shuffle=st.sampled_from(["full", "block", False]),
+    shuffle=st.sampled_from([True, Blocks(8, 3), False]),
     world=st.integers(1, 3),
     rank=st.integers(0, 2),
     batch_size=st.integers(20, 70),
@@ -136,7 +137,7 @@ def check_same(pair: Pair, *, stop: int, **arguments: Any) -> None:
 def test_batches_are_those_of_local_files(
     in_memory: Pair,
     seed: int,
-    shuffle: str | bool,
+    shuffle: bool | Blocks,
     world: int,
     rank: int,
     batch_size: int,
@@ -158,7 +159,7 @@ def test_batches_are_those_of_local_files(
 
 def test_batches_of_a_bucket_are_those_of_local_files(in_bucket: Pair) -> None:
     """The same over real HTTP requests, several at a time."""
-    check_same(in_bucket, stop=1, seed=5, shuffle="full", batch_size=80, num_workers=2)
+    check_same(in_bucket, stop=1, seed=5, shuffle=True, batch_size=80, num_workers=2)
 
 
 def test_a_stream_of_raw_batches(in_memory: Pair) -> None:
@@ -337,7 +338,7 @@ def check_asked_at_once(read: Callable[[], Any], expected: Any) -> None:
 def test_coming_batches_are_asked_for_before_they_are_wanted(gated: str) -> None:
     """While the consumer holds its first batch and asks for nothing, the requests of the next ones are made."""
     with mm_assets.open([f"{gated}/0.mult"]) as data:
-        loader = MultimodalLoader(data, ["label"], batch_size=10, shuffle=False, num_workers=2, prefetch_batches=3)
+        loader = MultimodalLoader(data, ["label"], batch_size=10, shuffle=False, num_workers=2, prefetch=3)
         with iter(loader) as batches:
             before = len(GatedFileSystem.paths)
             first = next(batches)

@@ -280,37 +280,13 @@ def test_damage_that_no_sample_has_alone_is_not_skipped() -> None:
         def batch_layout(self, n: int, modalities: Any) -> dict[str, Any]:
             return {}
 
-        def read_batch(self, indices: Any, modalities: Any, *, out: Any = None, threads: Any = 0) -> dict[str, Batch]:
+        def read_batch(self, indices: Any, modalities: Any, **_: Any) -> dict[str, Batch]:
             if len(indices) > 1:
                 raise FormatError("odd", "is odd")
             return {"x": Batch([1], np.array([True]))}
 
     with pytest.raises(FormatError, match="is odd"):
         list(MultimodalLoader(Odd(), batch_size=4, on_damaged="skip", num_workers=0))
-
-
-@pytest.mark.parametrize("verify", [True, False])
-def test_checksums_are_checked_by_choice(verify: bool) -> None:
-    """A source that takes the option `verify` receives it, by default to check."""
-    asked = []
-
-    class Source:
-        names = ("x",)
-
-        def __len__(self) -> int:
-            return 4
-
-        def batch_layout(self, n: int, modalities: Any) -> dict[str, Any]:
-            return {}
-
-        def read_batch(
-            self, indices: Any, modalities: Any, *, out: Any = None, threads: Any = 0, verify: bool | None = None
-        ) -> dict[str, Batch]:
-            asked.append(verify)
-            return {"x": Batch([1] * len(indices), np.ones(len(indices), bool))}
-
-    list(MultimodalLoader(Source(), batch_size=2, **({} if verify else {"verify": False})))
-    assert asked == [verify] * 2
 
 
 @pytest.mark.parametrize("form", ["mult", "mstr"])
@@ -322,9 +298,10 @@ def test_decoded_batches_are_checked_by_default_and_raw_bytes_by_choice(tmp_path
     with mm_assets.open(path) as dataset:
         with pytest.raises(CorruptError, match="sample 3, modality 'text'"):
             list(MultimodalLoader(dataset, ["text"], 8))
-        unchecked = MultimodalLoader(dataset, ["text"], COUNT, shuffle=False, verify=False)
-        assert next(iter(unchecked))["text"][3] == "the teyt of 0003"
         assert bytes(dataset.read_raw([3], ["text"])["text"][0] or b"") == b"the teyt of 0003"
+    with mm_assets.open(path, verify=False) as dataset:
+        unchecked = MultimodalLoader(dataset, ["text"], COUNT, shuffle=False)
+        assert next(iter(unchecked))["text"][3] == "the teyt of 0003"
     with mm_assets.open(path, verify=True) as dataset:
         for read in (
             lambda: dataset.read_raw([3], ["text"])["text"][0],
@@ -475,7 +452,7 @@ def test_the_interpreter_ends_during_an_iteration(data: Dataset) -> None:
     program = """
         import sys, mm_assets
         data = mm_assets.open(sys.argv[1])
-        batches = iter(mm_assets.MultimodalLoader(data, batch_size=2, num_workers=3, prefetch_batches=6))
+        batches = iter(mm_assets.MultimodalLoader(data, batch_size=2, num_workers=3, prefetch=6))
         print(len(next(batches)["text"]))
     """
     command = [sys.executable, "-c", textwrap.dedent(program), data.path]

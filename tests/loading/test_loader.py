@@ -4,7 +4,8 @@ import inspect
 import os
 import sys
 import threading
-from itertools import zip_longest
+import time
+from itertools import islice, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ def test_a_path_is_not_a_dataset(files: list[str]) -> None:
 
 def test_a_wrong_shuffle_is_refused(data: Dataset) -> None:
     """A wrong order is refused with those that there are."""
-    with pytest.raises(ConfigError, match="shuffle: found 'yes', expected True, False, 'full' or 'block'"):
+    with pytest.raises(ConfigError, match=r"shuffle: found 'yes', expected True, False, or Blocks\(256, 16\)"):
         MultimodalLoader(data, shuffle="yes")
 
 
@@ -56,8 +57,8 @@ def test_every_row_is_the_sample_of_its_index(data: Dataset, num_workers: int) -
     assert len(loader) == 7
 
 
-@pytest.mark.parametrize(("num_workers", "prefetch_batches"), [(2, 2), (4, 2), (8, 4), (3, 2), (2, 1)])
-def test_all_threads_work_on_batches(data: Dataset, num_workers: int, prefetch_batches: int) -> None:
+@pytest.mark.parametrize(("num_workers", "prefetch"), [(2, 2), (4, 2), (8, 4), (3, 2), (2, 1)])
+def test_all_threads_work_on_batches(data: Dataset, num_workers: int, prefetch: int) -> None:
     """Behind the first batch too, as many transforms as there are threads run at a time, and never more."""
     lock, all_busy = threading.Lock(), threading.Event()
     calls, busy, most = 0, 0, 0
@@ -82,7 +83,7 @@ def test_all_threads_work_on_batches(data: Dataset, num_workers: int, prefetch_b
         ["label"],
         batch_size=8,
         num_workers=num_workers,
-        prefetch_batches=prefetch_batches,
+        prefetch=prefetch,
         transforms={"label": transform},
     )
     assert sum(len(batch["index"]) for batch in loader) == COUNT
@@ -200,7 +201,9 @@ def test_a_transforms_randomness_is_the_samples(data: Dataset) -> None:
             "label": lambda value, rng: rng.integers(10**9),
             "text": lambda value, *, rng: int(rng.integers(10**9)),
         }
+        epoch = options.pop("epoch", 0)
         loader = MultimodalLoader(data, ["label", "text"], transforms=transforms, **options)
+        loader.set_epoch(epoch)
         return {
             index: (int(label), text)
             for batch in loader
@@ -225,7 +228,7 @@ def test_a_transforms_randomness_is_the_samples(data: Dataset) -> None:
     [
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 1.5}, "batch_size"),
-        ({"prefetch_batches": 0}, "prefetch_batches"),
+        ({"prefetch": 0}, "prefetch"),
         ({"num_workers": -1}, "num_workers"),
         ({"shuffle": "random"}, "shuffle"),
         ({"seed": "x"}, "seed"),
@@ -235,7 +238,8 @@ def test_a_transforms_randomness_is_the_samples(data: Dataset) -> None:
         ({"modalities": ["text"], "transforms": {"image": abs}}, "transforms.image"),
         ({"modalities": ["text"], "collator": MultimodalCollator({"image": {}})}, "modalities"),
         ({"collator": MultimodalCollator({"index": {"source": "label"}})}, "index"),
-        ({"pin_memory": True}, "pin_memory"),
+        ({"last": "some"}, "last"),
+        ({"transform": "crop"}, "transform"),
         ({"collator": {"image": {"type": "stack"}}}, "collator"),
         ({"collator": [MultimodalCollator()]}, "collator"),
         ({"transforms": {"text": "upper"}}, "transforms.text"),
@@ -243,8 +247,6 @@ def test_a_transforms_randomness_is_the_samples(data: Dataset) -> None:
 )
 def test_wrong_arguments_are_refused(data: Dataset, options: dict[str, Any], key: str) -> None:
     """A `ConfigError` names the argument, before anything is read."""
-    if key == "pin_memory":
-        pytest.importorskip("torch")
     with pytest.raises(ConfigError, match=f"{key}: "):
         MultimodalLoader(data, **options)
 
@@ -255,14 +257,15 @@ def test_an_unknown_modality_is_refused(data: Dataset) -> None:
         MultimodalLoader(data, ["smell"])
 
 
-def test_memory_is_pinned_only_where_there_is_a_device(data: Dataset) -> None:
+def test_memory_is_pinned_only_where_there_is_a_device() -> None:
     """Without an accelerator `pin_memory` is refused rather than left out."""
     torch = pytest.importorskip("torch")
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator here")
-    collator = MultimodalCollator({"image": {"stack": True}}, return_tensors="pt")
     with pytest.raises(ConfigError, match="no accelerator"):
-        MultimodalLoader(data, collator=collator, pin_memory=True)
+        MultimodalCollator({"image": {"stack": True}}, return_tensors="pt", pin_memory=True)
+    with pytest.raises(ConfigError, match="needs return_tensors='pt'"):
+        MultimodalCollator(pin_memory=True)
 
 
 def test_pinned_tensors_are_asked_of_torch(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,9 +281,9 @@ def test_pinned_tensors_are_asked_of_torch(data: Dataset, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(1) or tensor)
     collator = MultimodalCollator(
-        {"image": {"stack": True}, "t": {"type": "ragged", "source": "tokens"}}, return_tensors="pt"
+        {"image": {"stack": True}, "t": {"type": "ragged", "source": "tokens"}}, return_tensors="pt", pin_memory=True
     )
-    batches = list(MultimodalLoader(data, batch_size=30, collator=collator, pin_memory=True, num_workers=0))
+    batches = list(MultimodalLoader(data, batch_size=30, collator=collator, num_workers=0))
     assert asked == [True, True]
     assert len(pinned) == 2 * len(["image", "values", "offsets", "image", "t", "valid", "index"])
     assert [len(batch["image"]) for batch in batches] == [30, 23]
@@ -314,15 +317,13 @@ def test_a_mapping_is_not_a_collator(data: Dataset) -> None:
 
 
 def test_dropping_everything_is_warned_of(data: Dataset) -> None:
-    """A loader whose `drop_last` leaves nothing warns when it is made; any other does not."""
-    with pytest.warns(
-        RuntimeWarning, match="drop_last leaves out all 53 samples: they are fewer than batch_size takes"
-    ):
-        assert list(MultimodalLoader(data, ["label"], 54, drop_last=True)) == []
+    """A loader that drops the last batch and so everything warns when it is made; any other does not."""
+    with pytest.warns(RuntimeWarning, match="leaves out all 53 samples: they are fewer than batch_size takes"):
+        assert list(MultimodalLoader(data, ["label"], 54, last="drop")) == []
     with pytest.warns(RuntimeWarning, match="batch_size 14 on 4 ranks takes"):
-        MultimodalLoader(data, ["label"], 14, drop_last=True, rank=0, world_size=4)
-    assert len(MultimodalLoader(data, ["label"], 13, drop_last=True, rank=0, world_size=4)) == 1
-    assert len(MultimodalLoader(data.select([]), ["label"], 13, drop_last=True)) == 0
+        MultimodalLoader(data, ["label"], 14, last="drop", rank=0, world_size=4)
+    assert len(MultimodalLoader(data, ["label"], 13, last="drop", rank=0, world_size=4)) == 1
+    assert len(MultimodalLoader(data.select([]), ["label"], 13, last="drop")) == 0
 
 
 # -- in other processes
@@ -391,21 +392,136 @@ def test_a_rank_that_comes_later_is_noticed(data: Dataset, monkeypatch: pytest.M
     assert len(list(here)) == 3  # in a process that was spawned for it
 
 
-class Stream:
-    """The batches of a loader, in any process; an `IterableDataset` once torch is there."""
-
-    def __init__(self, loader: MultimodalLoader) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Any:
-        return iter(self.loader)
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_real_iterable_dataset_has_each_batch_once(data: Dataset, num_workers: int) -> None:
+def test_a_torch_dataset_has_each_batch_once(data: Dataset, num_workers: int) -> None:
     """Through torch's DataLoader, with and without workers, the batches are the loader's own, in its order."""
-    loading = pytest.importorskip("torch.utils.data")
-    stream = type("IterableStream", (Stream, loading.IterableDataset), {})(MultimodalLoader(data, ["label"], 5, seed=3))
+    torch = pytest.importorskip("torch.utils.data")
     expected = [batch["index"].tolist() for batch in MultimodalLoader(data, ["label"], 5, seed=3)]
-    batches = loading.DataLoader(stream, batch_size=None, num_workers=num_workers)
+    dataset = MultimodalLoader(data, ["label"], 5, seed=3).torch()
+    assert len(dataset) == len(expected)
+    batches = torch.DataLoader(dataset, batch_size=None, num_workers=num_workers)
     assert [batch["index"].tolist() for batch in batches] == expected
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_torch_dataset_goes_to_epochs(data: Dataset, persistent: bool) -> None:
+    """`set_epoch` reaches workers, also those that stay; each epoch is the loader's."""
+    torch = pytest.importorskip("torch.utils.data")
+    dataset = MultimodalLoader(data, ["label"], 5).torch()
+    batches = torch.DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
+    for epoch in (0, 1, 7):
+        dataset.set_epoch(epoch)
+        expected = MultimodalLoader(data, ["label"], 5)
+        expected.set_epoch(epoch)
+        assert [i for batch in batches for i in batch["index"].tolist()] == [
+            i for batch in expected for i in batch["index"].tolist()
+        ]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stateful_loader_resumes_a_torch_dataset(data: Dataset, num_workers: int) -> None:
+    """Torchdata's loader, stopped after any batch, continues with the batch after it, and then with the next epoch."""
+    pytest.importorskip("torch")
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def batches() -> Any:
+        return stateful(MultimodalLoader(data, ["label"], 9).torch(), batch_size=None, num_workers=num_workers)
+
+    def indices(loader: Any, limit: int | None = None) -> list[list[int]]:
+        return [batch["index"].tolist() for batch in islice(loader, limit)]
+
+    expected = indices(batches())
+    for stop in range(1, len(expected)):
+        first, second = batches(), batches()
+        found = indices(first, stop)
+        second.load_state_dict(first.state_dict())
+        assert found + indices(second) == expected
+
+
+def test_a_torch_dataset_refuses_the_state_of_other_workers(data: Dataset) -> None:
+    """A position among other workers, or of something else, is a `LoaderError`."""
+    pytest.importorskip("torch")
+    dataset = MultimodalLoader(data, ["label"], 9).torch()
+    for state, message in (({}, "expected loader"), ({**dataset.state_dict(), "num_workers": 3}, "one of 3 workers")):
+        with pytest.raises(LoaderError, match=message):
+            dataset.load_state_dict(state)
+
+
+# -- whole samples, and where the time goes
+
+
+def test_a_sample_is_transformed_as_a_whole(data: Dataset) -> None:
+    """A function of a sample may join its values, add and leave out names, and write to its arrays."""
+
+    def join(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        sample["state"][0] = rng.integers(1000)
+        return {"joined": f"{sample['text']} {sample['label']}", "state": sample["state"], "tokens": sample["tokens"]}
+
+    words = {"type": "ragged", "source": "tokens"}
+    rules = MultimodalCollator({"joined": {}, "state": {"stack": True}, "words": words})
+    runs = []
+    for threads in (0, 3):
+        loader = MultimodalLoader(data, batch_size=8, transform=join, collator=rules, num_workers=threads)
+        rows = {}
+        for batch in loader:
+            for row, index in enumerate(batch["index"].tolist()):
+                assert batch["joined"][row] == f"text {index} {index}"
+                assert batch["present"]["words"][row] == (index % 3 != 2)
+                rows[index] = batch["state"][row].tolist()
+        assert all(values[1:] == [index / 2, -index] for index, values in rows.items())
+        runs.append(rows)
+    assert runs[0] == runs[1]
+    assert len({values[0] for values in runs[0].values()}) > COUNT // 2
+
+
+def test_a_transform_that_gives_no_sample_is_refused(data: Dataset) -> None:
+    """A result that is not a dict is a `ConfigError` with the sample."""
+    with pytest.raises(ConfigError, match="transform: gave NoneType None, expected a dict") as error:
+        list(MultimodalLoader(data, ["text"], transform=lambda sample: None, num_workers=0))
+    assert any("transform, sample " in note for note in error.value.__notes__)
+
+
+def test_a_collators_randomness_is_the_batchs(data: Dataset) -> None:
+    """What its `rng` draws depends on seed, epoch and samples, not on threads."""
+
+    def draw(samples: list[dict[str, Any]], rng: np.random.Generator) -> dict[str, Any]:
+        return {"drawn": int(rng.integers(2**60))}
+
+    def drawn(**options: Any) -> list[int]:
+        loader = MultimodalLoader(data, ["label"], 10, collator=draw, **options)
+        return [batch["drawn"] for _ in range(2) for batch in loader]
+
+    first = drawn(num_workers=0)
+    assert drawn(num_workers=3) == first
+    assert len(set(first)) == len(first)
+    assert set(drawn(seed=1)).isdisjoint(first)
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_the_parts_of_a_batchs_time_are_all_of_it(data: Dataset, num_workers: int) -> None:
+    """Waits in a transform, in the collator and in the training loop are in their numbers, and nothing is missing."""
+
+    def wait(sample: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.002)
+        return sample
+
+    def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        time.sleep(0.02)
+        return {"text": samples}
+
+    loader = MultimodalLoader(data, ["text"], 10, transform=wait, collator=collate, num_workers=num_workers)
+    assert loader.stats().total == 0
+    began = time.perf_counter()
+    for _ in loader:
+        time.sleep(0.01)
+    seconds, stats = time.perf_counter() - began, loader.stats()
+    assert stats.num_batches == len(loader) == 6
+    assert stats.transform >= 0.002 * COUNT / max(1, num_workers)  # threads share the first batch
+    assert stats.collate >= 0.02 * 6
+    assert stats.decode > 0
+    assert stats.storage > 0
+    assert stats.starved + 6 * 0.01 <= seconds
+    if not num_workers:  # then each batch is made when it is asked for
+        assert stats.total <= stats.starved <= seconds
+        assert stats.wait < stats.transform

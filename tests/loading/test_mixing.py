@@ -210,8 +210,8 @@ def test_a_state_is_of_its_mix(data: dict[str, Dataset]) -> None:
         ({"a": True}, {}, "weights.a"),
         ({}, {}, "weights"),
         ({"a": 1.0}, {"num_batches": 0}, "num_batches"),
-        ({"a": 1.0}, {"batch_size": 21, "drop_last": True}, "loaders.a"),
-        ({"a": 1.0}, {"even_batches": False, "rank": 0, "world_size": 2}, "loaders.a"),
+        ({"a": 1.0}, {"batch_size": 21, "last": "drop"}, "loaders.a"),
+        ({"a": 1.0}, {"last": "short", "rank": 0, "world_size": 2}, "loaders.a"),
     ],
 )
 def test_wrong_mixes_are_refused(data: dict[str, Dataset], weights: dict[str, float], options: Any, key: str) -> None:

@@ -16,11 +16,9 @@ SIZES = (64, 1_000, order.MAX_SORTED + 1, 10_007, 1_000_003, 10**10)
 orders = st.builds(
     EpochOrder,
     num_samples=st.integers(1, 12_000),
-    shuffle=st.sampled_from(order.SHUFFLES),
+    shuffle=st.one_of(st.booleans(), st.builds(order.Blocks, st.integers(1, 700), st.integers(1, 20))),
     seed=st.integers(),
     epoch=st.integers(0, 10**6),
-    block_size=st.integers(1, 700),
-    window_blocks=st.integers(1, 20),
 )
 
 
@@ -62,16 +60,16 @@ def test_images_in_huge_ranges_are_distinct_and_inside(size: int) -> None:
 
 
 def test_an_order_without_shuffle_is_the_datasets() -> None:
-    """`none` leaves every sample where it is, and gives an array of its own."""
+    """`False` leaves every sample where it is, and gives an array of its own."""
     positions = np.array([3, 0, 9])
-    found = EpochOrder(num_samples=10, shuffle="none").at(positions)
+    found = EpochOrder(num_samples=10, shuffle=False).at(positions)
     assert found.tolist() == [3, 0, 9]
     assert not np.shares_memory(found, positions)
 
 
-@pytest.mark.parametrize("shuffle", order.SHUFFLES)
+@pytest.mark.parametrize("shuffle", [True, False, order.Blocks()])
 @pytest.mark.parametrize("count", [0, 1])
-def test_hardly_any_samples(shuffle: str, count: int) -> None:
+def test_hardly_any_samples(shuffle: bool | order.Blocks, count: int) -> None:
     """None and one are sizes like others."""
     assert whole(EpochOrder(num_samples=count, shuffle=shuffle)).tolist() == list(range(count))
 
@@ -82,7 +80,7 @@ def test_hardly_any_samples(shuffle: str, count: int) -> None:
 def test_orders_are_what_they_were() -> None:
     """Fixed keys give the numbers written here: a checkpoint is resumed by later releases and on other machines."""
     small = whole(EpochOrder(num_samples=8, seed=1, epoch=2)).tolist()
-    block = EpochOrder(num_samples=10_000, shuffle="block", seed=-3, epoch=4, block_size=100, window_blocks=2)
+    block = EpochOrder(num_samples=10_000, shuffle=order.Blocks(100, 2), seed=-3, epoch=4)
     assert small == [0, 7, 4, 3, 2, 1, 5, 6]
     assert EpochOrder(num_samples=10**10, seed=7).at(np.arange(3)).tolist() == [7595554953, 4892593548, 849649329]
     assert block.at(np.arange(3)).tolist() == [203, 188, 172]
@@ -201,7 +199,7 @@ def test_drawn_numbers_are_uniform() -> None:
 
 def test_blocks_keep_neighbours_within_a_window() -> None:
     """A window of the epoch reads few runs of neighbours, each whole, and mixes them."""
-    one = EpochOrder(num_samples=64_000, shuffle="block", block_size=100, window_blocks=8)
+    one = EpochOrder(num_samples=64_000, shuffle=order.Blocks(100, 8))
     for start in (0, 8_000, 63_200):
         found = np.sort(one.at(np.arange(start, start + 800)))
         runs = 1 + int((np.diff(found) != 1).sum())
@@ -213,7 +211,7 @@ def test_blocks_keep_neighbours_within_a_window() -> None:
 
 def test_what_comes_last_changes_with_the_epoch() -> None:
     """The short run at the end is not always of the same samples."""
-    kwargs: dict[str, Any] = {"num_samples": 1_030, "shuffle": "block", "block_size": 100, "window_blocks": 1}
+    kwargs: dict[str, Any] = {"num_samples": 1_030, "shuffle": order.Blocks(100, 1)}
     last = {frozenset(EpochOrder(epoch=epoch, **kwargs).at(np.arange(1_000, 1_030)).tolist()) for epoch in range(5)}
     assert len(last) == 5
 
@@ -230,14 +228,19 @@ def test_what_comes_last_changes_with_the_epoch() -> None:
         ("num_samples", True),
         ("seed", 1.5),
         ("epoch", "1"),
-        ("block_size", 0),
-        ("window_blocks", 0),
     ],
 )
 def test_wrong_values_are_refused(name: str, value: object) -> None:
     """A value out of its range is a `ConfigError` that names it."""
     with pytest.raises(ConfigError, match=name):
         EpochOrder(**{"num_samples": 5, name: value})  # type: ignore[arg-type]  # what is tested
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0), (1.5, 1), (True, 1)])
+def test_wrong_blocks_are_refused(numbers: tuple[Any, Any]) -> None:
+    """A number of `Blocks` that is not an integer from 1 is a `ConfigError`."""
+    with pytest.raises(ConfigError, match=r"shuffle\.(size|window)"):
+        order.Blocks(*numbers)
 
 
 def test_numpy_integers_are_integers() -> None:

@@ -15,23 +15,20 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import ConfigError
 from mm_assets.loading import plan as loader_plan
-from mm_assets.loading.order import SHUFFLES, EpochOrder
-from mm_assets.loading.plan import EpochPlan, Step, find_rank
+from mm_assets.loading.order import Blocks, EpochOrder
+from mm_assets.loading.plan import LAST, EpochPlan, Step, find_rank
 
 orders = st.builds(
     EpochOrder,
     num_samples=st.integers(0, 400),
-    shuffle=st.sampled_from(SHUFFLES),
+    shuffle=st.one_of(st.booleans(), st.builds(Blocks, st.integers(1, 50), st.integers(1, 4))),
     seed=st.integers(0, 9),
     epoch=st.integers(0, 9),
-    block_size=st.integers(1, 50),
-    window_blocks=st.integers(1, 4),
 )
 divisions = st.fixed_dictionaries({
     "batch_size": st.integers(1, 40),
     "world_size": st.integers(1, 7),
-    "drop_last": st.booleans(),
-    "even_batches": st.booleans(),
+    "last": st.sampled_from(LAST),
 })  # fmt: skip
 
 
@@ -65,7 +62,7 @@ def test_each_sample_comes_exactly_once_an_epoch(
             found += [index for step in ranks for index in step.indices[step.valid].tolist()]
     left = order.num_samples - delivered
     assert found == order.at(np.arange(delivered)).tolist()  # the order's own sequence, and so each once
-    assert left < divided[-1]["batch_size"] * divided[-1]["world_size"] if divided[-1]["drop_last"] else left == 0
+    assert left < divided[-1]["batch_size"] * divided[-1]["world_size"] if divided[-1]["last"] == "drop" else left == 0
 
 
 @settings(deadline=None, max_examples=100)
@@ -78,14 +75,14 @@ def test_ranks_are_even_where_they_should_be(order: EpochOrder, division: dict[s
     repeats = sum(int((~step.valid).sum()) for run in runs for step in run)
     assert all(step.valid.all() for run in runs for step in run[:-1])
     assert all(0 < len(step.indices) <= division["batch_size"] for run in runs for step in run)
-    if division["drop_last"] or division["even_batches"]:
+    if division["last"] != "short":
         assert len({tuple(len(step.indices) for step in run) for run in runs}) == 1
     else:
         sizes = [sum(len(step.indices) for step in run) for run in runs]
         assert max(sizes) - min(sizes) <= 1
-    if division["drop_last"]:
+    if division["last"] == "drop":
         assert {len(step.indices) for run in runs for step in run} <= {division["batch_size"]}
-    if not division["even_batches"] or division["drop_last"]:
+    if division["last"] != "even":
         assert repeats == 0
     assert repeats < division["world_size"]
 
@@ -103,7 +100,7 @@ def test_four_ranks_are_one_of_four_times_the_batch(order: EpochOrder, batch_siz
 
 def test_steps_do_not_depend_on_how_many_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order is asked in chunks; the seams are not to be seen."""
-    plan = EpochPlan(order=EpochOrder(num_samples=1_000, shuffle="block", block_size=30), batch_size=7)
+    plan = EpochPlan(order=EpochOrder(num_samples=1_000, shuffle=Blocks(30)), batch_size=7)
     whole = [step.indices.tolist() for step in plan.steps(14)]
     monkeypatch.setattr(loader_plan, "CHUNK", 20)
     assert [step.indices.tolist() for step in plan.steps(14)] == whole

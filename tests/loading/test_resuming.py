@@ -16,6 +16,7 @@ from mm_assets import Dataset, MultimodalLoader
 from mm_assets.dataset.manifest import Manifest, PackedFile
 from mm_assets.errors import LoaderError
 from mm_assets.formats import convert
+from mm_assets.loading.order import Blocks
 
 from .samples import COUNT, indices_of, run, write
 
@@ -28,29 +29,30 @@ from .samples import COUNT, indices_of, run, write
         st.fixed_dictionaries({
             "batch_size": st.integers(1, 20),
             "world_size": st.integers(1, 4),
-            "even_batches": st.booleans(),
+            "last": st.sampled_from(["even", "short"]),
             "num_workers": st.sampled_from([0, 2]),
-            "prefetch_batches": st.integers(1, 4),
+            "prefetch": st.integers(1, 4),
         }),
         min_size=1,
         max_size=3,
     ),
-    st.sampled_from([True, False, "block"]),
+    st.sampled_from([True, False, Blocks(5)]),
     st.integers(0, 5),
     st.data(),
 )  # fmt: skip
 def test_each_sample_comes_exactly_once_whatever_the_ranks(
-    data: Dataset, runs: list[dict[str, Any]], shuffle: bool | str, epoch: int, draw: st.DataObject
+    data: Dataset, runs: list[dict[str, Any]], shuffle: bool | Blocks, epoch: int, draw: st.DataObject
 ) -> None:
     """Over all ranks of an epoch, resumed with other ranks and batch sizes, every sample is valid in one row."""
     state: dict[str, Any] | None = None
     found: list[int] = []
     for number, options in enumerate(runs):
         ranks = [
-            MultimodalLoader(data, ["label"], shuffle=shuffle, seed=3, epoch=epoch, block_size=5, rank=rank, **options)
+            MultimodalLoader(data, ["label"], shuffle=shuffle, seed=3, rank=rank, **options)
             for rank in range(options["world_size"])
         ]
         for loader in ranks:
+            loader.set_epoch(epoch)
             if state is not None:
                 loader.load_state_dict(state)
         # Ranks that have fewer batches are done first: the first rank's state is that of all in between.
@@ -72,8 +74,8 @@ def test_each_sample_comes_exactly_once_whatever_the_ranks(
 @given(
     st.fixed_dictionaries({
         "batch_size": st.integers(1, 20),
-        "shuffle": st.sampled_from([True, False, "block"]),
-        "drop_last": st.booleans(),
+        "shuffle": st.sampled_from([True, False, Blocks()]),
+        "last": st.sampled_from(["even", "drop"]),
         "seed": st.integers(),
     }),
     st.integers(0, 60),
@@ -113,15 +115,15 @@ def test_the_order_is_the_same_on_one_and_on_four_ranks(data: Dataset) -> None:
 
 
 def test_ranks_have_equally_many_batches(data: Dataset) -> None:
-    """With even batches the few repeats are marked; without, nothing is repeated; drop_last leaves the rest out."""
-    for options, repeats, missing in (({}, 3, 0), ({"even_batches": False}, 0, 0), ({"drop_last": True}, 0, 13)):
+    """The few repeats of even batches are marked, short ones repeat nothing, and `drop` leaves the rest out."""
+    for options, repeats, missing in (({}, 3, 0), ({"last": "short"}, 0, 0), ({"last": "drop"}, 0, 13)):
         ranks = [MultimodalLoader(data, ["label"], 10, rank=r, world_size=4, **options) for r in range(4)]
         batches = [list(loader) for loader in ranks]
         assert [len(rank) for rank in batches] == [len(loader) for loader in ranks]
         invalid = sum(int((~batch["valid"]).sum()) for rank in batches for batch in rank)
         valid = sum(int(batch["valid"].sum()) for rank in batches for batch in rank)
         assert (invalid, COUNT - valid) == (repeats, missing)
-    assert len(MultimodalLoader(data, ["label"], 10, rank=3, world_size=4, drop_last=True)) == 1
+    assert len(MultimodalLoader(data, ["label"], 10, rank=3, world_size=4, last="drop")) == 1
 
 
 def test_epochs_follow_one_another(data: Dataset) -> None:
@@ -133,9 +135,10 @@ def test_epochs_follow_one_another(data: Dataset) -> None:
     assert sorted(first) == sorted(second)
     loader.set_epoch(1)
     assert indices_of(loader) == second
-    assert indices_of(MultimodalLoader(data, ["label"], 10, epoch=1)) == second
+    again = MultimodalLoader(data, ["label"], 10)
+    again.set_epoch(1)
+    assert indices_of(again) == second
     assert indices_of(MultimodalLoader(data, ["label"], 10, seed=1)) != first
-    assert indices_of(MultimodalLoader(data, ["label"], 10, "full")) == first
     assert indices_of(MultimodalLoader(data, ["label"], 10, shuffle=False)) == list(range(COUNT))
 
 
@@ -144,7 +147,9 @@ def test_a_loop_after_a_break_is_a_new_epoch(data: Dataset, num_workers: int) ->
     """After a loop that is left early the next one is whole, of the next epoch or of the one that is set."""
 
     def epoch(number: int) -> list[int]:
-        return indices_of(MultimodalLoader(data, ["label"], 10, epoch=number))
+        loader = MultimodalLoader(data, ["label"], 10)
+        loader.set_epoch(number)
+        return indices_of(loader)
 
     loader = MultimodalLoader(data, ["label"], 10, num_workers=num_workers)
     for batches in (1, 3, 6):  # 6 are all of them, but not the end of the iteration
@@ -217,18 +222,18 @@ def test_a_state_is_of_its_dataset_and_order(data: Dataset, files: list[str], tm
         MultimodalLoader(other).load_state_dict(state)
     with mm_assets.open(files[::-1]) as other, pytest.raises(LoaderError, match="another dataset: its fingerprint"):
         MultimodalLoader(other).load_state_dict(state)
-    refused = {"shuffle": [False, "block"], "seed": [1]}
+    refused = {"shuffle": [False, Blocks()], "seed": [1]}
     for name, values in refused.items():
         for value in values:
             with pytest.raises(LoaderError, match=f"another order: its {name} is"):
                 MultimodalLoader(data, **{name: value}).load_state_dict(state)
-    block = MultimodalLoader(data, shuffle="block", block_size=7)
-    with pytest.raises(LoaderError, match="block_size is 256, here it is 7"):
-        block.load_state_dict(MultimodalLoader(data, shuffle="block").state_dict())
+    block = MultimodalLoader(data, shuffle=Blocks(7))
+    with pytest.raises(LoaderError, match=r"shuffle is \[256, 16\], here it is \[7, 16\]"):
+        block.load_state_dict(MultimodalLoader(data, shuffle=Blocks()).state_dict())
     assert block.state_dict()["delivered"] == 0
-    other = MultimodalLoader(pickle.loads(pickle.dumps(data)), ["text"], 4, block_size=7)
+    other = MultimodalLoader(pickle.loads(pickle.dumps(data)), ["text"], 4)
     other.load_state_dict(state)
-    assert other.state_dict() == {**state, "block_size": 7}
+    assert other.state_dict() == state
     for number, file in enumerate(files):
         convert(file, tmp_path / f"{number}.mstr")
     with mm_assets.open(tmp_path) as streams:
@@ -238,7 +243,8 @@ def test_a_state_is_of_its_dataset_and_order(data: Dataset, files: list[str], tm
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "of version 2, expected 1"),
+        ({"version": 1}, "of version 1, expected 2"),
+        ({"shuffle": None}, "its shuffle is None"),
         ({"epoch": "0"}, "epoch is '0', expected int"),
         ({"delivered": True}, "delivered is True"),
         ({"delivered": COUNT + 1}, "delivered: found 54, expected 0 to 53"),

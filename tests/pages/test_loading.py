@@ -9,7 +9,7 @@ import pytest
 from mm_assets import MultimodalLoader
 from mm_assets.loading.batches import MAX_STAND_INS
 from mm_assets.loading.loader import MAX_REPORTED
-from mm_assets.loading.order import EpochOrder
+from mm_assets.loading.order import Blocks
 from mm_assets.loading.rules import KEYS, TYPES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "loading.md").read_text(encoding="utf-8")
@@ -21,7 +21,7 @@ def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     examples = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
-    assert len(examples) == 7
+    assert len(examples) == 9
     space: dict[str, object] = {}
     for number, example in enumerate(examples):
         exec(compile(example, f"docs/loading.md, example {number}", "exec"), space)
@@ -32,9 +32,8 @@ def test_types_keys_and_numbers_are_those_of_the_code() -> None:
     part = PAGE.split("## Collation")[1].split("## Transforms")[0]
     assert tuple(re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE)) == TYPES
     assert [key for key in KEYS if f"`{key}`" not in part and f'"{key}"' not in part] == []
-    order = EpochOrder(num_samples=1)
-    assert f"`block_size` ({order.block_size})" in PAGE
-    assert f"`window_blocks` ({order.window_blocks})" in PAGE
+    assert f"`size` ({Blocks().size})" in PAGE
+    assert f"`window` ({Blocks().window})" in PAGE
     assert f"after {MAX_REPORTED:,}" in PAGE
     assert f"when {MAX_STAND_INS} of those" in PAGE
 

@@ -62,7 +62,11 @@ PAGES = {
     "loading.md": ApiPage(
         title="Python: loading",
         about="Batches for training. [Loading](../loading.md) explains them with examples.",
-        names={"mm_assets": ("MultimodalLoader", "MultimodalCollator", "Ragged", "mix", "MixedLoader")},
+        names={
+            "mm_assets": (
+                "MultimodalLoader", "Blocks", "LoaderStats", "MultimodalCollator", "Ragged", "mix", "MixedLoader",
+            )
+        },
     ),
     "values.md": ApiPage(
         title="Python: values",
@@ -97,7 +101,7 @@ PAGES = {
             "mm_assets.filters": ("Filter", "MeasuredRowFilter", "Annotator", "Block", "Drop"),
             "mm_assets.fields": ("Field", "Encoded", "register_field"),
             "mm_assets.sources": ("Source", "Member"),
-            "mm_assets.testing": ("FieldSuite", "FilterSuite", "AnnotatorSuite", "SourceSuite"),
+            "mm_assets.testing": ("FieldSuite", "FilterSuite", "AnnotatorSuite", "LoaderSuite", "SourceSuite"),
         },
     ),
     "formats.md": ApiPage(

@@ -115,7 +115,7 @@ TASKS = {
     "the robot's state at a time": (["A robot dataset", "time"], "resample_to(state, camera)"),
     "the size of an image's record": (["fields"], "num_frames"),
     "what a message means": (["Troubleshooting by message"], "is not a registered dataset"),
-    "arguments of the loader": (["loading"], "drop_last"),
+    "arguments of the loader": (["loading"], "on_damaged"),
     "search by embeddings": (["Add embeddings, and search"], "array_cosine_similarity"),
     "use it in a Dagster project": (["In your own Dagster project"], "registry_modules"),
 }

@@ -108,7 +108,7 @@ class Mult(Adapter):
             batch_size=BATCH,
             num_workers=CORES,
             collator=mm_assets.MultimodalCollator(rules),
-            drop_last=True,
+            last="drop",
             seed=seed,
         )
         while True:
