@@ -1,1 +1,1 @@
-"""Exports and what they are packed from again, beside `cp` and the converters of other projects."""
+"""Benchmarks of exports and imports against `cp` and the converters of other projects."""

@@ -1,9 +1,9 @@
-"""Measures exports and imports beside `cp` of the same bytes and the owners' own converters.
+"""Measures exports and imports against `cp` of the same bytes and the owners' own converters.
 
     python -m benchmarks.interop --data FOLDER --owners .venv-interop/bin/python
 
-The samples are packed files of JPEGs with captions, made in FOLDER: 1 GB of 100 kB, and 100 MB of 10 kB. Everything is
-in the page cache; each round of a format measures every candidate once, and the table has the medians.
+Writes packed files of JPEGs with captions to FOLDER: 1 GB of 100 kB, and 100 MB of 10 kB. All data is in the page
+cache; each round of a format measures every candidate once, and the table has the medians.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Sample(NamedTuple):
     """One sample.
 
     Attributes:
-        key: its id.
-        image: a small JPEG with bytes after its end, which nothing here decodes.
-        text: a caption.
-        json: its JSON.
+        key: the id.
+        image: a small JPEG, padded with bytes that are not decoded.
+        text: the caption.
+        json: the JSON.
     """
 
     key: str
@@ -52,7 +52,7 @@ class Sample(NamedTuple):
 
 
 def samples(number: int, size: int) -> Iterator[Sample]:
-    """Yields samples whose images have `size` bytes on average, half of it to one and a half."""
+    """Yields samples whose images have `size` bytes on average, and from 0.5 to 1.5 times `size`."""
     numbers = np.random.default_rng(0)
     noise = numbers.bytes(4 << 20)
     picture = BytesIO()
@@ -66,7 +66,7 @@ def samples(number: int, size: int) -> Iterator[Sample]:
         )
 
 
-def make(folder: Path, number: int, size: int) -> None:
+def write_samples(folder: Path, number: int, size: int) -> None:
     """Writes the samples as a packed file, and as the tar that the owners' converters read."""
     folder.mkdir(parents=True)
     fields = {"image": ImageField(), "text": TextField(), "metadata": JSONField()}
@@ -87,11 +87,11 @@ def make(folder: Path, number: int, size: int) -> None:
 
 
 class Measure(NamedTuple):
-    """What one run took.
+    """The time of one run.
 
     Attributes:
-        seconds: wall clock.
-        processor: seconds of the process and of the commands that it ran.
+        seconds: wall-clock time.
+        processor: processor time of the process and its subprocesses, in seconds.
     """
 
     seconds: float
@@ -99,7 +99,7 @@ class Measure(NamedTuple):
 
 
 def measure(work: Callable[[], object]) -> Measure:
-    """Returns what a function took, with its processes."""
+    """Returns the time of a function, including its subprocesses."""
     before, start = os.times(), time.perf_counter()
     work()
     seconds, after = time.perf_counter() - start, os.times()
@@ -107,7 +107,7 @@ def measure(work: Callable[[], object]) -> Measure:
 
 
 def copy(folder: Path, target: Path, *, sync: bool = False) -> None:
-    """Copies all files by `cp`, and has the disk write them, as an export does."""
+    """Copies all files with `cp`; `sync` flushes them to the disk, as an export does."""
     subprocess.run(["cp", "-r", str(folder), str(target)], check=True)
     if sync:
         files = [str(path) for path in target.rglob("*") if path.is_file()]
@@ -115,7 +115,7 @@ def copy(folder: Path, target: Path, *, sync: bool = False) -> None:
 
 
 def import_all(folder: Path, format: str) -> int:
-    """Reads all members of an export by this project's source of the format."""
+    """Reads all members of an export with this project's source of the format, and returns their size in bytes."""
     kind = EXPORTS[format]
     total = 0
     for path in sorted(path for path in folder.rglob(f"*{kind.SUFFIX}") if path.is_file()):
@@ -126,76 +126,76 @@ def import_all(folder: Path, format: str) -> int:
 
 
 def run_owner(python: str, format: str, tar: Path, target: Path) -> Measure:
-    """Returns what the owner's converter took, without the start of its process; see `owners.py`."""
+    """Returns the time of the owner's converter without the start of its process; see `owners.py`."""
     target.mkdir()
     command = [python, str(OWNERS), format, str(tar), str(target)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HOME": str(target.parent)}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    return Measure(*json.loads(done.stdout.splitlines()[-1]))
+    process = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return Measure(*json.loads(process.stdout.splitlines()[-1]))
 
 
 def measure_format(folder: Path, python: str | None, format: str) -> dict[str, Measure]:
-    """Returns what each candidate took once, by its name."""
+    """Measures each candidate once, and returns the times by its name."""
     packed, out = folder / "samples.mstr", folder / "out"
     workers = os.cpu_count() or 1
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    taken = {
+    times = {
         "export": measure(lambda: export(packed, format, out / "a", shard_bytes=SHARD_BYTES)),
         f"export, {workers} processes": measure(
             lambda: export(packed, format, out / "b", shard_bytes=SHARD_BYTES, workers=workers)
         ),
     }
     shutil.rmtree(out / "b")
-    taken["cp"] = measure(lambda: copy(out / "a", out / "copy"))
+    times["cp"] = measure(lambda: copy(out / "a", out / "copy"))
     shutil.rmtree(out / "copy")
-    taken["cp, sync"] = measure(lambda: copy(out / "a", out / "copy", sync=True))
+    times["cp, sync"] = measure(lambda: copy(out / "a", out / "copy", sync=True))
     shutil.rmtree(out / "copy")
-    taken["import"] = measure(lambda: import_all(out / "a", format))
+    times["import"] = measure(lambda: import_all(out / "a", format))
     if python is not None and format != "parquet":
-        taken["owner"] = run_owner(python, format, folder / "samples.tar", out / "owner")
+        times["owner"] = run_owner(python, format, folder / "samples.tar", out / "owner")
     shutil.rmtree(out)
-    return taken
+    return times
 
 
 def report(rounds: Mapping[str, Sequence[Mapping[str, Measure]]], num_bytes: int) -> str:
     """Returns the medians as a table."""
-    names = list(dict.fromkeys(name for taken in rounds.values() for name in taken[0]))
+    names = list(dict.fromkeys(name for times in rounds.values() for name in times[0]))
     lines = [
         f"| format | {' | '.join(names)} | export of `cp, sync` | export of owner |",
         "| --- |" + " ---: |" * (len(names) + 2),
     ]
-    for format, taken in rounds.items():
-        seconds = {name: statistics.median(one[name].seconds for one in taken) for name in taken[0]}
-        processor = {name: statistics.median(one[name].processor for one in taken) for name in taken[0]}
+    for format, times in rounds.items():
+        seconds = {name: statistics.median(one[name].seconds for one in times) for name in times[0]}
+        processor = {name: statistics.median(one[name].processor for one in times) for name in times[0]}
         rates = (
             ""
             if name not in seconds
             else f"{num_bytes / 1e6 / seconds[name]:,.0f}"
-            if "processes" in name  # whose time is not that of this process
+            if "processes" in name  # their processor time is not measured
             else f"{num_bytes / 1e6 / seconds[name]:,.0f} ({processor[name]:.2f})"
             for name in names
         )
-        best = min(taken for name, taken in seconds.items() if name.startswith("export"))
+        best = min(number for name, number in seconds.items() if name.startswith("export"))
         owner = f"{seconds['owner'] / best:.1f}" if "owner" in seconds else ""
         lines.append(f"| `{format}` | {' | '.join(rates)} | {seconds['cp, sync'] / best:.2f} | {owner} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Makes the samples if they are missing, measures, and prints a table for each size."""
+    """Writes the samples if they are missing, measures, and prints a table for each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder for 8 GB of files")
     parser.add_argument("--owners", help="Python of the environment of tests/interop/requirements.txt")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--samples", type=int, help="fewer samples, to try it out")
+    parser.add_argument("--samples", type=int, help="number of samples, for a quick try")
     parser.add_argument("--formats", nargs="*", default=[name for name in EXPORTS if name != "lerobot"])
     arguments = parser.parse_args()
     for name, (number, size) in SIZES.items():
         number = arguments.samples or number
         folder = arguments.data / f"{size}-{number}"
         if not folder.exists():
-            make(folder, number, size)
+            write_samples(folder, number, size)
         num_bytes = sum(len(sample.image) + len(sample.text) + len(sample.json) for sample in samples(number, size))
         rounds = {
             format: [measure_format(folder, arguments.owners, format) for _ in range(arguments.rounds)]

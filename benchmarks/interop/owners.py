@@ -1,7 +1,6 @@
-"""Converts a tar with another project's own writer, and prints the seconds that it took.
+"""Converts a tar with another project's own writer, and prints its time without imports.
 
-Run by the Python of the environment of `tests/interop/requirements.txt`: ``python owners.py FORMAT TAR FOLDER``.
-Imports are not measured.
+Run it in the environment of `tests/interop/requirements.txt`: ``python owners.py FORMAT TAR FOLDER``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def samples(tar: str) -> Iterator[dict[str, Any]]:
 
 
 def webdataset(tar: str, folder: str) -> None:
-    """`ShardWriter`."""
+    """Converts with `ShardWriter`."""
     from webdataset import ShardWriter
 
     with ShardWriter(f"file:{folder}/%06d.tar", maxsize=SHARD_BYTES, verbose=0) as writer:
@@ -44,7 +43,7 @@ def webdataset(tar: str, folder: str) -> None:
 
 
 def energon(tar: str, folder: str) -> None:
-    """`ShardWriter` and `prepare`."""
+    """Converts with `ShardWriter` and `prepare`."""
     from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
 
     webdataset(tar, folder)
@@ -53,7 +52,7 @@ def energon(tar: str, folder: str) -> None:
 
 
 def mds(tar: str, folder: str) -> None:
-    """`MDSWriter`."""
+    """Converts with `MDSWriter`."""
     from streaming import MDSWriter
 
     columns = {"__key__": "str", "jpg": "bytes", "txt": "str", "json": "str"}
@@ -63,7 +62,7 @@ def mds(tar: str, folder: str) -> None:
 
 
 class Ranges:
-    """Reads the sample of a number by the byte ranges of its members, in the processes of LitData."""
+    """Reads a sample by index from the byte ranges of its members; runs in LitData's processes."""
 
     def __init__(self, tar: str) -> None:
         self.tar = tar
@@ -88,7 +87,7 @@ class Ranges:
 
 
 def litdata(tar: str, folder: str) -> None:
-    """`optimize` with a process per core."""
+    """Converts with `optimize` and a process per core."""
     from litdata import optimize
 
     ranges = Ranges(tar)
@@ -102,7 +101,7 @@ def litdata(tar: str, folder: str) -> None:
 
 
 def hf(tar: str, folder: str) -> None:
-    """`Dataset.from_generator` and `to_parquet`."""
+    """Converts with `Dataset.from_generator` and `to_parquet`."""
     import datasets
 
     texts = {name: datasets.Value("string") for name in ("__key__", "txt", "json")}
@@ -117,7 +116,7 @@ def hf(tar: str, folder: str) -> None:
 
 
 def lance(tar: str, folder: str) -> None:
-    """`write_dataset`."""
+    """Converts with `write_dataset`."""
     import pyarrow as pa
     from lance import write_dataset
 
@@ -139,7 +138,7 @@ def lance(tar: str, folder: str) -> None:
 
 
 def main(format: str, tar: str, folder: str) -> None:
-    """Imports the library, converts, and prints seconds of the clock and of processors."""
+    """Imports the library, converts, and prints wall-clock and processor seconds."""
     names = {"mds": "streaming", "hf": "datasets", "energon": "megatron.energon.flavors.webdataset.prepare"}
     __import__(names.get(format, format))
     before, start = os.times(), time.perf_counter()

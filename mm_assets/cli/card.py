@@ -12,12 +12,12 @@ from mm_assets.cli.output import echo
 @click.command()
 @click.argument("source", metavar="SOURCE")
 @click.argument("out", metavar="OUT")
-@click.option("--license", metavar="NAME", help="Of the dataset as a whole: an SPDX identifier or a URL.")
+@click.option("--license", metavar="NAME", help="License of the whole dataset: an SPDX identifier or a URL.")
 @click.option("--description", metavar="TEXT", help="One or several sentences.")
 @click.option("--url", metavar="URL", help="Where the dataset is published.")
-@click.option("--cite-as", metavar="TEXT", help="How it is cited, such as a BibTeX entry.")
+@click.option("--cite-as", metavar="TEXT", help="Citation, such as a BibTeX entry.")
 @click.option("--date-published", metavar="DATE", help="An ISO 8601 date.")
-@click.option("--overwrite", is_flag=True, help="Replace files of these names that have another content.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files with other content.")
 @field_option
 @storage_option
 @json_option
@@ -32,10 +32,10 @@ def command(
     overwrite: bool,
     storage_options: tuple[str, ...],
 ) -> None:
-    """Describe the dataset of SOURCE, a manifest or folder, in README.md and croissant.json in the folder OUT.
+    """Describe the dataset at SOURCE, a manifest or folder, in README.md and croissant.json in the folder OUT.
 
-    They have its fields, licenses, counts, statistics and digests, and how it was made. In the dataset's own folder,
-    croissant.json also lets tools that read Croissant 1.1 read the rows of the samples.
+    They list its fields, licenses, counts, statistics, digests and settings. In the dataset's own folder,
+    croissant.json also lets tools that support Croissant 1.1 read the rows of the samples.
     """
     from mm_assets.dataset.card import dataset_card
     from mm_assets.errors import ConfigError
@@ -55,7 +55,7 @@ def command(
     files = card.files()
     for name, content in files.items():
         if not overwrite and store.found_bytes(name) not in (None, content):
-            raise ConfigError("arguments", "OUT", f"{store.url_of(name)} has another content: --overwrite replaces it")
+            raise ConfigError("arguments", "OUT", f"{store.url_of(name)} has other content: --overwrite replaces it")
     for name, content in files.items():
         store.write_bytes(name, content)
     echo(f"{store.url}: {', '.join(files)}")

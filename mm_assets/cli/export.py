@@ -1,4 +1,4 @@
-"""`mm-assets export`: packed samples in another project's format."""
+"""`mm-assets export`: writes packed samples in another project's format."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 @click.argument("format_name", metavar="FORMAT")
 @click.argument("source", metavar="SOURCE")
 @click.argument("out", metavar="OUT")
-@click.option("--shard-bytes", type=int, metavar="N", help="Bytes of content of a shard; 256 MiB by default.")
-@click.option("--shard-samples", type=int, metavar="N", help="Samples of a shard, whatever their size.")
-@click.option("--modality", "modalities", multiple=True, metavar="NAME", help="Only this one; repeatable.")
-@click.option("--where", metavar="SQL", help="Only samples that fulfil this condition, as `Dataset.filter` has it.")
-@click.option("--image-format", type=click.Choice(["jpeg", "png"]), help="Encode images again; otherwise copy them.")
-@click.option("--quality", type=click.IntRange(1, 100), default=95, show_default=True, help="Of JPEG.")
+@click.option("--shard-bytes", type=int, metavar="N", help="Maximum bytes of content in a shard; 256 MiB by default.")
+@click.option("--shard-samples", type=int, metavar="N", help="Samples in a shard; replaces --shard-bytes.")
+@click.option("--modality", "modalities", multiple=True, metavar="NAME", help="Export only this modality; repeatable.")
+@click.option("--where", metavar="SQL", help="Export only samples that match, as in `Dataset.filter`.")
+@click.option("--image-format", type=click.Choice(["jpeg", "png"]), help="Encode images again; copied by default.")
+@click.option("--quality", type=click.IntRange(1, 100), default=95, show_default=True, help="JPEG quality.")
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes; one per core by default.")
 @field_option
 @json_option
@@ -48,8 +48,8 @@ def command(
     """Write the packed samples of SOURCE, a manifest, folder or packed file, to the folder or URL OUT as FORMAT.
 
     FORMAT is webdataset, hf, lance, mds, litdata, energon, lerobot or parquet (docs/exports.md). Payloads are copied.
-    An export that was interrupted continues where it stopped if the same command is run again. At the end every shard
-    is read again and compared with the samples.
+    The same command continues an interrupted export. At the end every shard is read back and compared with the
+    samples.
     """
     from mm_assets.dataset.dataset import open as open_dataset
     from mm_assets.exports.export import SHARD_BYTES, export
@@ -72,10 +72,10 @@ def command(
         )
     shards, samples = counted(len(summary.shards), "shard"), counted(summary.num_samples, "sample")
     size = size_text(summary.num_bytes)
-    echo(f"{summary.url}: {samples} in {shards} of {format_name}, {size}, read again and compared")
+    echo(f"{summary.url}: {samples} in {shards} of {format_name}, {size}, read back and compared")
     if summary.num_repeated:
         echo(
-            f"warning: {counted(summary.num_repeated, 'sample')} had the id of another and got a key of its own",
+            f"warning: {counted(summary.num_repeated, 'sample')} had the id of another sample and got another key",
             err=True,
         )
     write_document(
@@ -93,11 +93,11 @@ def command(
 
 @dataclass
 class _Lines:
-    """Prints how far an export is, every few seconds: samples, bytes per second, time left."""
+    """Prints the progress of an export every few seconds: samples, bytes per second, remaining time."""
 
     began: float = field(default_factory=time.monotonic)
     printed: float = field(default_factory=time.monotonic)
-    first: ExportProgress | None = None  # of the phase, which may have begun with shards of an earlier run
+    first: ExportProgress | None = None  # the first report of the phase; includes shards of an interrupted export
 
     def __call__(self, now: ExportProgress) -> None:
         clock = time.monotonic()

@@ -1,4 +1,4 @@
-"""`mm-assets leave`: a script that turns packed files into tars without this project."""
+"""`mm-assets leave`: writes a script that converts packed files to tars without this project."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FILES = "FILES: list = []"  # the line of the script that lists the packed file
 @click.argument("manifest", metavar="MANIFEST")
 @json_option
 def command(manifest: str) -> None:
-    """Write leave.py next to MANIFEST: 100 lines of Python that turn the packed files into WebDataset tars.
+    """Write leave.py next to MANIFEST: 100 lines of Python that convert the packed files to WebDataset tars.
 
-    It needs Python and nothing else, now or in ten years: `python leave.py FOLDER`.
+    It needs only Python, now or in ten years: `python leave.py FOLDER`.
     """
     from mm_assets.dataset.dataset import open as open_dataset
     from mm_assets.storage.store import Store
@@ -31,8 +31,8 @@ def command(manifest: str) -> None:
     folder = Store(posixpath.dirname(manifest) or ".")
     names = [posixpath.relpath(path, folder.url) for path in packed]
     script = files("mm_assets.exports").joinpath("leave.py").read_text(encoding="utf-8")
-    listed = json.dumps(names, ensure_ascii=True)
-    folder.write_bytes("leave.py", script.replace(_FILES, f"FILES: list = {listed}").encode())
+    value = json.dumps(names, ensure_ascii=True)
+    folder.write_bytes("leave.py", script.replace(_FILES, f"FILES: list = {value}").encode())
     url = folder.url_of("leave.py")
     echo(
         f"{url}: run it with `python leave.py FOLDER`; it writes a tar for each of {counted(len(names), 'packed file')}"

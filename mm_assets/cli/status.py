@@ -84,9 +84,9 @@ def _print(chosen: DatasetChoice, status: DatasetStatus) -> None:
         report_skipped(name, status.shards.skipped)
     if status.pending:
         report_faults(status.pending)
-    for asset, lacking in status.exports.items():
-        number = f"pending for {counted(len(lacking), 'partition')} ({named_in_part(lacking)})"
-        echo(f"{name}: {asset}: {number if lacking else 'complete'}")
+    for asset, missing in status.exports.items():
+        number = f"pending for {counted(len(missing), 'partition')} ({named_in_part(missing)})"
+        echo(f"{name}: {asset}: {number if missing else 'complete'}")
     for key, failure in islice(status.failures.items(), _SHOWN):
         echo(f"{name}/{key}: failed at {failure.stage}: {chosen.complete(failure.said)}")
     if len(status.failures) > _SHOWN:

@@ -1,7 +1,7 @@
-"""What a dataset is, for people and for catalogs: a README, and Croissant 1.1 (https://docs.mlcommons.org/croissant).
+"""Describes a dataset for users and catalogs: a README, and Croissant 1.1 (https://docs.mlcommons.org/croissant).
 
-Both are made of what the manifest, the metadata records of packed files, and two columns of the table `filtered_rows`
-say; no media byte is read. The same version of a dataset gives the same bytes.
+The content comes from the manifest, the metadata records of packed files, and two columns of the table
+`filtered_rows`; no media is read. The same version of a dataset gives the same bytes.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 __all__ = ["CROISSANT_NAME", "README_NAME", "DatasetCard", "dataset_card"]
 
 CROISSANT_NAME, README_NAME = "croissant.json", "README.md"
-MAX_LICENSES = 20  # that a card names, the most frequent first
-MAX_LOSSES = 20  # likewise, kinds of loss
+MAX_LICENSES = 20  # the most frequent are listed
+MAX_LOSSES = 20  # the most frequent kinds are listed
 
 _TABLE = "filtered_rows"
-_TABLE_FILES = f"{_TABLE}_files"  # an id names one thing
+_TABLE_FILES = f"{_TABLE}_files"  # the files; the record set has the id `_TABLE`
 _LICENSE_COLUMNS = ("license", "licence", "license_name", "license_url")
 _SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 _SIZE_NAMES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1B")
-"""Names of numbers of samples on Hugging Face."""
+"""Hugging Face's names for ranges of the number of samples."""
 _MEDIA_TYPES = {"image": "sc:ImageObject", "audio": "sc:AudioObject", "video": "sc:VideoObject"}
 _TEXT = "sc:Text"
 _BINARY, _PARQUET = "application/octet-stream", "application/x-parquet"
 _ENCODINGS = {"webdataset": "application/x-tar", "energon": "application/x-tar", "parquet": _PARQUET, "hf": _PARQUET}
-_GLOB = re.compile(r"([*?\[])")  # characters of patterns in the names of files
+_GLOB = re.compile(r"([*?\[])")  # special characters in patterns of file names
 _SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 _ID = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|!&]")
@@ -115,7 +115,7 @@ class DatasetCard(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """The numbers of a measure."""
+    """Statistics of a measure."""
 
     unit: str
     low: float
@@ -134,7 +134,7 @@ class _Modality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What both descriptions say."""
+    """The content of both descriptions."""
 
     name: str
     description: str
@@ -164,22 +164,21 @@ def dataset_card(
 
     Args:
         dataset: an open dataset, or its manifest, folder or packed file.
-        license: of the dataset as a whole, an SPDX identifier or a URL; None names those of its samples.
-        description: one or several sentences; None says what there is.
+        license: the license of the whole dataset, an SPDX identifier or a URL; None lists the licenses of its samples.
+        description: one or several sentences; None gives the number of samples and the modalities.
         url: where the dataset is published.
         cite_as: how it is cited, such as a BibTeX entry.
         date_published: an ISO 8601 date.
-        shards: the format and the names of the files of an export, which are then described in place of packed files
-            and tables.
+        shards: the format and the file names of an export, which replace packed files and tables in the description.
         storage_options: arguments for the file system of `dataset`.
 
     Raises:
         FormatError: the manifest, a packed file or a table is damaged.
         SourceError: a file cannot be read.
     """
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         if not isinstance(dataset, Dataset):
-            dataset = opened.enter_context(open_dataset(dataset, storage_options=storage_options))
+            dataset = stack.enter_context(open_dataset(dataset, storage_options=storage_options))
         elif storage_options is not None:
             raise ConfigError(
                 "arguments", "storage_options", "is for a path, but an open dataset has its own: leave it out"
@@ -227,7 +226,7 @@ def _facts(dataset: Dataset, *, license: str | None, description: str | None, ur
         licenses=dict(licenses.most_common(MAX_LICENSES)),
         rows=dict(sorted(rows.items())),
         losses=sorted(
-            ((stage, reason, of["count"]) for stage, found in losses.items() for reason, of in found.items()),
+            ((stage, reason, loss["count"]) for stage, reasons in losses.items() for reason, loss in reasons.items()),
             key=lambda loss: (-loss[2], loss[:2]),
         )[:MAX_LOSSES],
         settings=document.get("settings", {}),
@@ -235,7 +234,7 @@ def _facts(dataset: Dataset, *, license: str | None, description: str | None, ur
 
 
 def _count(table: str, storage_options: Options | None, licenses: Counter[str], rows: Counter[str]) -> None:
-    """Counts the rows of a table by kind, and the licences of its samples.
+    """Counts the rows of a table by kind, and the licenses of its samples.
 
     Raises:
         SourceError: it cannot be read.
@@ -248,14 +247,14 @@ def _count(table: str, storage_options: Options | None, licenses: Counter[str], 
 
     try:
         with SourceFile(table, storage_options) as file, pq.ParquetFile(file.open()) as parquet:
-            known = {field.name: field.type for field in parquet.schema_arrow}
-            column = next((name for name in _LICENSE_COLUMNS if known.get(name) == pa.string()), None)
+            types = {field.name: field.type for field in parquet.schema_arrow}
+            column = next((name for name in _LICENSE_COLUMNS if types.get(name) == pa.string()), None)
             for batch in parquet.iter_batches(columns=["modality"] if column is None else ["modality", column]):
                 for one in pc.value_counts(batch.column("modality")).to_pylist():
                     rows[one["values"]] += one["counts"]
                 if column is not None:
-                    stated = batch.column(column).filter(pc.equal(batch.column("modality"), "metadata")).drop_null()
-                    for one in pc.value_counts(stated).to_pylist():
+                    texts = batch.column(column).filter(pc.equal(batch.column("modality"), "metadata")).drop_null()
+                    for one in pc.value_counts(texts).to_pylist():
                         licenses[one["values"]] += one["counts"]
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise SourceError(table, f"cannot be read: {first_line(error)}") from error
@@ -266,7 +265,7 @@ def _modality(dataset: Dataset, name: str) -> _Modality:
     if field is None:
         return _Modality(name=name, field="", present=int(dataset.presence(name).sum()), num_bytes=0, ranges={})
     present = num_bytes = 0
-    found: dict[str, list[tuple[float, float, float, int]]] = {}
+    parts_of: dict[str, list[tuple[float, float, float, int]]] = {}
     for records, sizes in dataset.scan_records(name):
         present += len(records)
         num_bytes += int(sizes.sum())
@@ -274,9 +273,9 @@ def _modality(dataset: Dataset, name: str) -> _Modality:
             values = np.asarray(numbers, np.float64)
             values = values[np.isfinite(values)]
             if len(values):
-                found.setdefault(measure, []).append((values.min(), values.sum(), values.max(), len(values)))
+                parts_of.setdefault(measure, []).append((values.min(), values.sum(), values.max(), len(values)))
     ranges = {}
-    for measure, parts in found.items():
+    for measure, parts in parts_of.items():
         lows, sums, highs, counts = zip(*parts, strict=True)
         ranges[measure] = _Range(UNITS[measure], min(lows), sum(sums) / sum(counts), max(highs))
     return _Modality(name=name, field=type(field).__name__, present=present, num_bytes=num_bytes, ranges=ranges)
@@ -301,19 +300,19 @@ def _croissant(facts: _Facts) -> dict[str, Any]:
             {
                 "@type": "sc:PropertyValue",
                 "name": f"{modality.name}.{measure}",
-                "unitText": found.unit,
-                "minValue": found.low,
-                "maxValue": found.high,
-                "value": found.mean,
+                "unitText": span.unit,
+                "minValue": span.low,
+                "maxValue": span.high,
+                "value": span.mean,
             }
             for modality in facts.modalities
-            for measure, found in modality.ranges.items()
+            for measure, span in modality.ranges.items()
         ],
     }
 
 
 def _files_of(manifest: Manifest, facts: _Facts, storage_options: Options | None) -> dict[str, Any]:
-    """The files of a version, and the rows of its table."""
+    """Returns the descriptions of a version's files, and of the rows of its table."""
     packed = [file_path(manifest.formats[0], one.partition or "", one.sha256 or "") for one in manifest.files]
     distribution = [
         {
@@ -361,7 +360,7 @@ def _file_set(name: str, paths: Sequence[str], encoding: str) -> dict[str, Any]:
 
 
 def _table_fields(table: str, facts: _Facts, storage_options: Options | None) -> list[dict[str, Any]]:
-    """The columns of a table as fields of records."""
+    """Returns the columns of a table as fields of records."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -376,7 +375,7 @@ def _table_fields(table: str, facts: _Facts, storage_options: Options | None) ->
     media_type = _MEDIA_TYPES.get(next(iter(kinds)), _TEXT) if len(kinds) == 1 else _TEXT
     fields = []
     for number, column in enumerate(schema):
-        if pa.types.is_struct(column.type):  # readers cast cells to texts, and `source_ref` says the same
+        if pa.types.is_struct(column.type):  # readers cast cells to texts, and `source_ref` has the same content
             continue
         is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
         kind = column.type.value_type if is_list else column.type
@@ -416,8 +415,8 @@ def _readme(facts: _Facts, cite_as: str | None, export_format: str | None) -> st
     if facts.license:
         lines += [f"License: {_text(facts.license)}", ""]
     if facts.digest:
-        made = f"Format: {export_format}, exported from" if export_format else "Version:"
-        lines += [f"{made} `{facts.digest}` (SHA-256 of the manifest).", ""]
+        label = f"Format: {export_format}, exported from" if export_format else "Version:"
+        lines += [f"{label} `{facts.digest}` (SHA-256 of the manifest).", ""]
     if cite_as:
         lines += ["## Citation", "", *_block(cite_as)]
     lines += ["## Modalities", ""]
@@ -425,21 +424,21 @@ def _readme(facts: _Facts, cite_as: str | None, export_format: str | None) -> st
         ("modality", "field", "samples", "bytes"),
         [(one.name, one.field or "unknown", f"{one.present:,}", f"{one.num_bytes:,}") for one in facts.modalities],
     )
-    measured = [
-        (f"{one.name}, {measure}", found.unit, f"{found.low:,.6g}", f"{found.mean:,.6g}", f"{found.high:,.6g}")
+    statistics = [
+        (f"{one.name}, {measure}", span.unit, f"{span.low:,.6g}", f"{span.mean:,.6g}", f"{span.high:,.6g}")
         for one in facts.modalities
-        for measure, found in one.ranges.items()
+        for measure, span in one.ranges.items()
     ]
-    if measured:
-        lines += ["## Statistics", "", *_table(("what", "unit", "min", "mean", "max"), measured)]
+    if statistics:
+        lines += ["## Statistics", "", *_table(("what", "unit", "min", "mean", "max"), statistics)]
     if facts.rows:
         lines += ["## Rows", "", *_table(("kind", "rows"), [(kind, f"{n:,}") for kind, n in facts.rows.items()])]
     if facts.licenses:
         counts = [(name, f"{number:,}") for name, number in facts.licenses.items()]
         lines += ["## Licenses of the samples", "", *_table(("license", "samples"), counts)]
     if facts.losses:
-        lost = [(stage, reason, f"{number:,}") for stage, reason, number in facts.losses]
-        lines += ["## What was left out", "", *_table(("stage", "reason", "items"), lost)]
+        losses = [(stage, reason, f"{number:,}") for stage, reason, number in facts.losses]
+        lines += ["## What was left out", "", *_table(("stage", "reason", "items"), losses)]
     if facts.settings:
         settings = json.dumps(facts.settings, indent=1, ensure_ascii=False)
         lines += ["## How it was made", "", "By `mm-assets` with these settings:", ""]
@@ -453,10 +452,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _block(value: str) -> list[str]:
-    """A text that Markdown shows as it is."""
+    """Returns a text as a code block in Markdown."""
     return [*(f"    {line}" for line in value.splitlines()), ""]
 
 
 def _text(value: str) -> str:
-    """A text in Markdown, in which it is only text."""
+    """Returns a text for Markdown, with markup escaped."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(value.split()))

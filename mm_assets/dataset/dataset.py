@@ -27,7 +27,7 @@ from mm_assets.dataset.writer import DatasetWriter, create, spec_of
 from mm_assets.errors import SchemaMismatchError
 from mm_assets.fields import ArraySpec, Field
 from mm_assets.fields.base import Out
-from mm_assets.formats import SampleIds, VerifyReport
+from mm_assets.formats import Payload, SampleIds, VerifyReport
 from mm_assets.formats.batch import Indices
 from mm_assets.formats.stored import StoredPayload
 
@@ -60,7 +60,7 @@ def open(
             settings, say. A file without schema, by another writer (or truncated), opens only with fields for all of
             its modalities.
         verify: check the checksum of each payload that is read, and that an absent one was not lost. By default for all
-            reads that decode, and for Arrow tables; True: also for raw reads; False: never.
+            reads that decode, for `read_payloads`, and for Arrow tables; True: also for raw reads; False: never.
         format: which file of each shard of a manifest to read, ``mult`` or ``mstr``, by default ``mult`` where there
             are both; which files of a folder, needed where it holds both; what a file, or each of a list, must be.
         cache_dir: a local folder that caches what is read of remote files for further epochs and runs, also of
@@ -524,6 +524,26 @@ class Dataset:
             FormatError: the file is damaged there.
         """
         return self._raw.read(indices, modalities)
+
+    def read_payloads(
+        self, indices: Indices, modalities: Sequence[str] | None = None, *, verify: bool | None = None
+    ) -> dict[str, list[Payload | None]]:
+        """Returns the metadata records and data of samples, not decoded; one request to each file.
+
+        Args:
+            indices: repeats are fine, negative ones count from the end.
+            modalities: names, including modalities of unknown types; all by default.
+            verify: check the payloads' checksums, if the files have them; by default as the dataset was opened.
+
+        Returns:
+            Modality name to n payloads in the order of `indices`, None if absent.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there, or a payload does not match its checksum.
+        """
+        return self._samples.read_payloads(indices, modalities, verify=verify)
 
     def stored(
         self, indices: Indices, modalities: Sequence[str] | None = None

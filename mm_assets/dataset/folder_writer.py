@@ -1,7 +1,7 @@
-"""Datasets written shard by shard: packed files in a folder or behind a URL, and the manifest that joins them.
+"""Writes datasets shard by shard: packed files in a folder or at a URL, and the manifest that joins them.
 
-A shard appears whole, and then in the list of its writer, ``writer-<rank>-of-<world size>.json``. So a writer that is
-killed loses the shard that it was writing and nothing else, and the next one continues after the last listed shard.
+A shard is published as a whole, and then added to the list of its writer, ``writer-<rank>-of-<world size>.json``. A
+writer that is killed loses only its incomplete shard, and the next one continues after the last shard in the list.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ MAX_RANKS_IN_MESSAGE = 10
 _VERSION = 1
 _MAX_COUNT = 2**63  # readers count samples and bytes in int64
 _MANIFEST = "manifest.json"
-_SAMPLE_BYTES = 64  # what a sample takes in a writer's memory beside its id: samples without payloads fill a shard too
-_NOT_JUDGED = {"mode": "none", "on_undecodable": "keep", "judged": 0, "undecodable": 0}
+_SAMPLE_BYTES = 64  # memory of a sample in a writer, without its id; limits shards of samples without payloads
+_NOT_VALIDATED = {"mode": "none", "on_undecodable": "keep", "judged": 0, "undecodable": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +66,10 @@ class _ShardList:
     """The shards that one writer has published.
 
     Attributes:
-        format: of all shards, ``mult`` or ``mstr``.
-        modalities: of all shards, as JSON.
-        shards: samples, bytes and SHA-256 of each.
-        num_present: samples that have a modality, by its name.
+        format: the format of all shards, ``mult`` or ``mstr``.
+        modalities: the modalities of all shards, as JSON.
+        shards: number of samples, size in bytes, and SHA-256 of each shard.
+        num_present: number of samples that have a modality, by its name.
         is_complete: whether the writer was closed.
     """
 
@@ -81,12 +81,12 @@ class _ShardList:
 
     @property
     def num_samples(self) -> int:
-        """Samples in all shards."""
+        """Number of samples in all shards."""
         return sum(num_samples for num_samples, _, _ in self.shards)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards."""
+        """Total size of all shards in bytes."""
         return sum(size for _, size, _ in self.shards)
 
     def describe(self) -> str:
@@ -151,25 +151,27 @@ def _key(rank: int, world_size: int, number: int) -> str:
     return f"{number:06d}" if world_size == 1 else f"{rank:05d}-{number:06d}"
 
 
-def _check_same(name: str, found: _ShardList, other: str, expected: _ShardList) -> None:
+def _check_same(name: str, shards: _ShardList, other: str, expected: _ShardList) -> None:
     """Raises `SchemaMismatchError` if two lists differ in their format or fields."""
-    if found.format != expected.format:
-        raise SchemaMismatchError(f"{name}: its shards are {found.format}, but those of {other} {expected.format}")
-    if list(found.modalities) != list(expected.modalities):
+    if shards.format != expected.format:
+        raise SchemaMismatchError(
+            f"{name}: its shards are {shards.format}, but the shards of {other} are {expected.format}"
+        )
+    if list(shards.modalities) != list(expected.modalities):
         fields = [
-            ", ".join(f"{one['name']}: {one.get('type')}({one.get('config')})" for one in shards.modalities)
-            for shards in (found, expected)
+            ", ".join(f"{one['name']}: {one.get('type')}({one.get('config')})" for one in shard_list.modalities)
+            for shard_list in (shards, expected)
         ]
-        raise SchemaMismatchError(f"{name}: its shards have {fields[0]}; those of {other} have {fields[1]}")
+        raise SchemaMismatchError(f"{name}: its shards have {fields[0]}, but the shards of {other} have {fields[1]}")
 
 
 class FolderWriter:
-    """Writes payloads into the shards of a folder; made by `mm_assets.create`, which describes the arguments.
+    """Writes payloads into the shards of a folder; created by `mm_assets.create`, which documents the arguments.
 
     Attributes:
-        path: of a local folder the path, else the URL.
-        scratch: local folder with the shard that is being written.
-        num_samples: samples written so far, with those of the writer that this one continues.
+        path: path of a local folder, else the URL.
+        scratch: local folder of the incomplete shard.
+        num_samples: number of samples so far, including the samples of the writer that this one continues.
     """
 
     def __init__(
@@ -212,7 +214,7 @@ class FolderWriter:
         self._shard_size = 0
         self._is_closed = False
         self._summary: WriteSummary | None = None
-        self._content: bytes | None = None  # of the list as this writer has published it
+        self._content: bytes | None = None  # of the list that this writer last published
         self._list = self._begin(form, resume)
         self.num_samples = self._list.num_samples
         if self._store.is_local:
@@ -224,7 +226,7 @@ class FolderWriter:
     # --- the list of shards -------------------------------------------------------------------------------------------
 
     def _begin(self, form: str, resume: bool) -> _ShardList:
-        """Returns the list of the writer to be continued, or publishes a new one."""
+        """Returns the list of the writer that this one continues, or publishes a new one."""
         store, name = self._store, _list_name(self._rank, self._world_size)
         new = _ShardList(
             format=form,
@@ -236,7 +238,7 @@ class FolderWriter:
             for other in store.sizes(""):
                 match = WRITER_LIST.fullmatch(other)
                 if match is None or int(match[2]) != self._world_size:
-                    detail = f"{store.url} holds {other}, which this writer did not write: use an empty folder"
+                    detail = f"{store.url} contains {other}, which this writer did not write: use an empty folder"
                     raise ConfigError("arguments", "path", detail)
             self._content = new.to_bytes()
             if not store.create(name, self._content):
@@ -244,13 +246,13 @@ class FolderWriter:
             return new
         shards = _ShardList.parse(content, store.url_of(name))
         if not resume:
-            detail = f"{store.url} holds {shards.describe()} already. Pass resume=True, and write the samples from "
+            detail = f"{store.url} already contains {shards.describe()}. Pass resume=True, and write the samples from "
             detail += f"{shards.num_samples} on, which is len(writer); or use an empty folder"
             raise ConfigError("arguments", "path", detail)
         _check_same(store.url_of(name), shards, "this writer", new)
         self._content = content
         self._publish_list(replace(shards, is_complete=False))
-        # What an earlier writer published and could not list any more is written again.
+        # An earlier writer may have published a shard that is not in its list; it is written again.
         key = _key(self._rank, self._world_size, len(shards.shards))
         store.delete_all(list(store.listing("packed", prefix=f"{key}.")))
         return self._list
@@ -259,7 +261,7 @@ class FolderWriter:
         name, content = _list_name(self._rank, self._world_size), shards.to_bytes()
         before = self._store.snapshot(name)
         if before.content != self._content:
-            detail = "was replaced meanwhile: another writer of this rank is running"
+            detail = "was replaced in the meantime: another writer of this rank is running"
             raise ChangedError(self._store.url_of(name), detail)
         self._store.replace(before, content)
         self._list, self._content = shards, content
@@ -267,12 +269,12 @@ class FolderWriter:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, sample_id: str, payloads: Mapping[str, Payload | None]) -> None:
-        """Appends one sample, and publishes the shard if that has reached its size.
+        """Appends one sample, and publishes the shard if it is full.
 
         Raises:
             EncodeError: as for `PackedWriter.write`; or two samples of the shard share an id, which ends the writer.
             ChangedError: another writer of this rank is running.
-            SourceError, OSError: the storage or the local disk does not take it; the writer is closed.
+            SourceError, OSError: the storage or the local disk cannot be written; the writer is closed.
             ValueError: the writer is closed.
         """
         self._check_open()
@@ -298,7 +300,7 @@ class FolderWriter:
     def _open_shard(self) -> PackedWriter:
         self.scratch.mkdir(parents=True, exist_ok=True)
         name = f"{_key(self._rank, self._world_size, len(self._list.shards))}.{self._list.format}"
-        # The draft of the store syncs the content.
+        # The store's draft syncs the content.
         return self._kind(self.scratch / name, self._modalities, provenance=self._provenance, fsync=False)
 
     def _finish_shard(self) -> None:
@@ -328,14 +330,14 @@ class FolderWriter:
         if self._summary is not None:
             return self._summary
         self._check_open()
-        # An empty dataset has one shard, from which readers know its fields.
+        # An empty dataset has one shard, because readers take the fields from a shard.
         if self._shard is not None or (self._rank == 0 and not self._list.shards):
             self._finish_shard()
         try:
             self._publish_list(replace(self._list, is_complete=True))
         finally:
             self._is_closed = True
-            shutil.rmtree(self.scratch, ignore_errors=True)  # with what a killed writer of this rank left
+            shutil.rmtree(self.scratch, ignore_errors=True)  # also the files of a writer of this rank that was killed
         if self._world_size == 1:
             self._summary = merge(self._store.url, storage_options=self._store.storage_options)
         else:
@@ -343,11 +345,11 @@ class FolderWriter:
         return self._summary
 
     def abort(self) -> None:
-        """Gives up the shard that is being written; those before it stay. Fine at any time, and twice."""
+        """Deletes the incomplete shard and keeps the complete ones; may be called at any time and repeatedly."""
         self._is_closed = True
         if self._shard is not None:
             self._shard.abort()
-            self._shard.path.unlink(missing_ok=True)  # complete, but it could not be published
+            self._shard.path.unlink(missing_ok=True)  # it is complete if publishing failed
         with suppress(OSError):  # it is missing, or not empty in a forked copy
             self.scratch.rmdir()
 
@@ -370,12 +372,11 @@ def merge(
 ) -> WriteSummary:
     """Joins the shards of all writers of a folder: writes its manifest, which `mm_assets.open` reads.
 
-    The samples of rank 0 come first, then those of rank 1, and so on. A single writer does this when it is closed. A
-    second call replaces the manifest.
+    The samples are ordered by rank. A single writer does this when it is closed. A second call replaces the manifest.
 
     Args:
-        path: the folder or URL that the writers had.
-        unique_ids: refuse two samples with one id. All ids are read for that; it takes about 20 bytes per sample.
+        path: the folder or URL of the writers.
+        unique_ids: refuse samples with equal ids. Reads all ids, and needs about 20 bytes of memory per sample.
         storage_options: arguments for the URL's file system.
 
     Raises:
@@ -399,7 +400,7 @@ def merge(
                     packed={shards.format: (size, sha256)},
                     tables={},
                     streams={},
-                    decodable=_NOT_JUDGED,
+                    decodable=_NOT_VALIDATED,
                     losses={},
                 )
             )
@@ -421,8 +422,8 @@ def merge(
     for file, partition in zip(manifest.files, partitions, strict=True):
         name = file_path(lists[0].format, partition.key, file.sha256 or "")
         if sizes.get(name) != file.size:
-            found = "missing" if name not in sizes else f"of {sizes[name]} bytes"
-            raise SourceError(file.location, f"is {found}, but its writer wrote {file.size} bytes: write it again")
+            detail = "is missing" if name not in sizes else f"has {sizes[name]} bytes"
+            raise SourceError(file.location, f"{detail}, but its writer wrote {file.size} bytes: write it again")
     if unique_ids:
         _check_ids([(file.location, file.num_samples) for file in manifest.files], store)
     store.replace(newest, content)
@@ -442,20 +443,20 @@ def _summary(store: Store, lists: Sequence[_ShardList]) -> WriteSummary:
 
 
 def _read_lists(store: Store) -> list[_ShardList]:
-    """Returns the lists of all ranks, after a check that they belong together."""
+    """Returns the lists of all ranks, which are complete and have the same format and fields."""
     names = sorted(name for name in store.sizes("") if WRITER_LIST.fullmatch(name))
     if not names:
-        raise SourceError(store.url, "holds no shards of mm_assets.create, which writes writer-00000-of-00001.json")
+        raise SourceError(store.url, "has no shards of mm_assets.create, which writes writer-00000-of-00001.json")
     matches = [match for name in names if (match := WRITER_LIST.fullmatch(name))]
     world_size = int(matches[0][2])
     for name, match in zip(names, matches, strict=True):
         if int(match[2]) != world_size:
-            detail = f"holds {names[0]} and {name}, of different numbers of writers: delete those that do not belong"
+            detail = f"contains {names[0]} and {name}, of different numbers of writers: delete the files of one of them"
             raise SourceError(store.url, detail)
     if missing := sorted(set(range(world_size)) - {int(match[1]) for match in matches}):
-        listed = ", ".join(map(str, missing[:MAX_RANKS_IN_MESSAGE]))
-        listed += ", ..." if len(missing) > MAX_RANKS_IN_MESSAGE else ""
-        raise SourceError(store.url, f"has nothing of {counted(len(missing), 'rank')} of {world_size}: {listed}")
+        ranks = ", ".join(map(str, missing[:MAX_RANKS_IN_MESSAGE]))
+        ranks += ", ..." if len(missing) > MAX_RANKS_IN_MESSAGE else ""
+        raise SourceError(store.url, f"lacks {counted(len(missing), 'rank')} of {world_size}: {ranks}")
     with ThreadPoolExecutor(NUM_REQUESTS, thread_name_prefix="mm_assets-merge") as executor:
         lists = [
             _ShardList.parse(content, store.url_of(name))
@@ -470,7 +471,7 @@ def _read_lists(store: Store) -> list[_ShardList]:
 
 
 def _check_ids(files: Sequence[tuple[str, int]], store: Store) -> None:
-    """Raises `EncodeError` if two samples of all files, given as location and number of samples, share an id."""
+    """Raises `EncodeError` if samples share an id; each file is a location and a number of samples."""
 
     def open_shard(location: str) -> closing[Reader]:
         return closing(PackedFiles(location, storage_options=store.storage_options).take_opened()[0])
@@ -489,12 +490,12 @@ def _check_ids(files: Sequence[tuple[str, int]], store: Store) -> None:
     if not len(repeated):
         return
     locations: dict[str, str] = {}
-    for location, num_samples in files:  # again: equal hashes are candidates, which may have different ids
+    for location, num_samples in files:  # different ids can have equal hashes
         with open_shard(location) as shard:
             ids = shard.sample_ids
             for index in np.flatnonzero(np.isin(hash_texts(ids, num_samples), repeated)):
                 other = locations.setdefault(ids[int(index)], location)
                 if other != location:
                     detail = f"{location} and {other} have samples with the id {ids[int(index)]!r}"
-                    advice = "the shards stay, and mm_assets.merge(..., unique_ids=False) accepts that"
+                    advice = "the shards stay, and mm_assets.merge(..., unique_ids=False) accepts them"
                     raise EncodeError(f"{store.url}: {detail}: {advice}")

@@ -102,6 +102,13 @@ class SampleReader:
                 found[name] = batch._replace(values=list(map(self._fields.field(name).writable, batch.values)))
         return found
 
+    def read_payloads(
+        self, indices: Indices, modalities: Sequence[str] | None = None, *, verify: bool | None = None
+    ) -> dict[str, list[Payload | None]]:
+        """As `Dataset.read_payloads`."""
+        rows = self._read_rows(self._files.positions(indices), self._fields.choose(modalities), verify)
+        return {name: column.payloads() for name, column in rows.items()}
+
     def batch_layout(
         self, n: int, modalities: Sequence[str] | None = None
     ) -> dict[str, ArraySpec | dict[str, ArraySpec]]:

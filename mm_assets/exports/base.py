@@ -1,7 +1,7 @@
-"""What a format of exports is: a writer of one shard, and what describes the shards together.
+"""Defines an export format: the writer of one shard, and the files that describe all shards together.
 
 A sample is a key, its JSON, and a part for each packed modality: a file, or a list of files. A file has the suffix and
-the bytes that it would have as a member of a tar, so that every format gives the same sample again.
+the bytes that it would have as a member of a tar, so that every format can be packed to the same sample again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.fields import Field
+from mm_assets.json_text import parse_json
 from mm_assets.media.content_types import Buffer
 from mm_assets.sources import Source
+from mm_assets.sources.row_members import KEY_COLUMN, MEMBERS_COLUMN
 from mm_assets.storage.store import Store
 
 __all__ = [
+    "JSON_COLUMN",
+    "SAMPLE_COLUMNS",
     "Export",
     "ExportColumn",
     "ExportFile",
@@ -33,13 +37,16 @@ __all__ = [
     "read_files",
 ]
 
+JSON_COLUMN = "json"
+SAMPLE_COLUMNS = (KEY_COLUMN, JSON_COLUMN, MEMBERS_COLUMN)
+"""Columns that every sample has in formats with named columns, beside one for each part."""
 
-_READS = 16  # files at a time: each waits for the storage most of its time
+MAX_CONCURRENT_READS = 16  # each waits for the storage most of its time
 
 
 def read_files(store: Store, names: Iterable[str]) -> list[bytes]:
-    """Reads small files, several at a time; `SourceError` if one is missing."""
-    with ThreadPoolExecutor(_READS, thread_name_prefix="exports") as pool:
+    """Reads small files, several at a time; raises `SourceError` if one is missing."""
+    with ThreadPoolExecutor(MAX_CONCURRENT_READS, thread_name_prefix="exports") as pool:
         return list(pool.map(store.read_bytes, names))
 
 
@@ -55,9 +62,9 @@ class ExportFile(NamedTuple):
     """One file of a sample.
 
     Attributes:
-        suffix: what follows the sample's key in the name: ``[role.]extension``.
-        content: its bytes; an array for an ``.npy`` file, which a format may store as a tensor.
-        order: number among the files of its sample; files of one column may have others between them.
+        suffix: the part of the file's name after the sample's key: ``[role.]extension``.
+        content: the bytes, or the array of an ``.npy`` file, which a format may store as a tensor.
+        order: position among the files of the sample; files of one column need not be adjacent.
     """
 
     suffix: str
@@ -76,8 +83,8 @@ class ExportSample(NamedTuple):
     Attributes:
         key: unique among the samples of a shard.
         json: the sample's JSON text, or None if it has none.
-        parts: by column a file, a list of files in order of their positions, or None if the sample has neither.
-        number: from 0, among all samples that are exported.
+        parts: for each column a file, a list of files ordered by their positions, or None if the sample has neither.
+        number: index among all exported samples, from 0.
     """
 
     key: str
@@ -85,8 +92,14 @@ class ExportSample(NamedTuple):
     parts: Mapping[str, ExportFile | Sequence[ExportFile] | None]
     number: int = 0
 
+    @property
+    def value(self) -> Mapping[str, Any]:
+        """The object in the JSON; empty if the sample has none."""
+        value = None if self.json is None else parse_json(self.json, max_depth=None)
+        return value if isinstance(value, dict) else {}
+
     def columns(self) -> list[tuple[str, ExportFile]]:
-        """Returns all files but the JSON in order, each with its column."""
+        """Returns all files except the JSON in order, each with its column."""
         files = [
             (column, file)
             for column, part in self.parts.items()
@@ -102,28 +115,29 @@ class ExportSample(NamedTuple):
         yield from (file for _, file in self.columns())
 
     def members(self, *, sized: Iterable[str] = ()) -> str:
-        """Returns the text of a column `__members__`, by which `mm_assets.sources.row_members` names the files again.
+        """Returns the value of the column `__members__`, from which `mm_assets.sources.row_members` restores the names.
 
         Args:
-            sized: columns in which the files of a list are joined to one value.
+            sized: columns that store the files of a list as one value.
         """
         joined = set(sized)
-        listed = [
+        entries = [
             [column, file.suffix, len(memoryview(file.data).cast("B"))] if column in joined else [column, file.suffix]
             for column, file in self.columns()
         ]
-        return json.dumps(listed, ensure_ascii=False, separators=(",", ":"))
+        return json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportColumn:
-    """What a column of parts holds in every sample.
+    """A column of parts, which has the same type in every sample.
 
     Attributes:
         name: the packed modality.
-        field: its field; None of a type that is not known here, whose stored bytes are the file.
+        field: its field, or None if its type is unknown; the stored bytes are the file then.
         is_list: whether a part is a list of files.
-        kind: "text" for UTF-8, "array" for arrays of numbers, "file" for any other bytes; of all files of a list.
+        kind: "text" for UTF-8, "array" for arrays of numbers, "file" for any other bytes; of a list, the kind of all
+            its files.
     """
 
     name: str
@@ -137,12 +151,12 @@ class ShardFacts:
     """One complete shard.
 
     Attributes:
-        number: from 0.
-        num_samples: samples in it.
-        files: names of its files below the export's folder.
-        num_bytes: bytes of these files.
-        digest: SHA-256 of a line for each file of each sample: key, suffix, size and CRC-32C.
-        details: what its writer reports, as JSON, for the files that describe the shards together.
+        number: index of the shard, from 0.
+        num_samples: number of samples.
+        files: names of its files, relative to the export's folder.
+        num_bytes: total size of these files in bytes.
+        digest: SHA-256 of one line for each file of each sample: key, suffix, size and CRC-32C.
+        details: what `ShardWriter.close` returned, as JSON.
     """
 
     number: int
@@ -160,53 +174,55 @@ class ShardWriter(Protocol):
         """Appends a sample.
 
         Raises:
-            EncodeError: the format cannot hold it; the message says what and why.
+            EncodeError: the format cannot store it; the message names the value and the reason.
         """
 
     def close(self) -> Mapping[str, Any]:
-        """Finishes the files, and returns what `Export.finish` needs to know of them, as JSON."""
+        """Completes the files, and returns what `Export.finish` needs beside `ShardFacts`, as JSON."""
+
+    def abort(self) -> None:
+        """Closes the files of an incomplete shard; called after any error, also one of `close`."""
 
 
 class Export(Protocol):
     """A format that samples are exported to.
 
-    A format whose columns depend on the values of all samples may have a static method ``typed_columns(dataset,
-    columns)``; what it returns are the `columns` of its other methods. A format that holds only a part of a sample, or
-    under other names, may have a static method ``comparable(sample, columns)``, which returns the sample as `source`
-    reads it again.
+    Three static methods are optional:
 
-    A format whose library can read the exports in several folders as one may have a static method ``join(store,
-    folders)``, which writes what describes them together: `store` is the folder that holds them, and `folders` are
-    their names in the order of the samples.
+    - ``typed_columns(dataset, columns)``, for a format whose columns depend on the values of all samples, returns the
+      `columns` that the other methods get.
+    - ``comparable(sample, columns)``, for a format that stores only a part of a sample, or under other names, returns
+      the sample as `source` will read it.
+    - ``join(store, folders)``, for a format whose library can read several exports as one dataset, writes the files
+      that describe them together. `store` is the folder that contains them, and `folders` are their names in the order
+      of the samples.
 
     Attributes:
-        VERSION: raised by hand when the files that it writes of the same samples change: exports of datasets are then
-            rebuilt.
-        SUFFIX: end of the names of its shards.
-        KEEPS_KEYS: whether any text can be a key; otherwise keys are escaped as names of files.
-        source: reads a shard again, for the check at the end.
+        VERSION: incremented by hand when the format writes other files for the same samples; exports of datasets are
+            then rebuilt.
+        SUFFIX: the suffix of the names of shards.
+        source: reads a shard back for the check at the end.
     """
 
     VERSION: ClassVar[int]
     SUFFIX: ClassVar[str]
-    KEEPS_KEYS: ClassVar[bool]
     source: ClassVar[type[Source]]
 
     @staticmethod
     def shard_name(number: int, num_shards: int) -> str:
-        """Returns the name of a shard's file below the export's folder, the one that `source` reads."""
+        """Returns the name of the shard file that `source` reads, relative to the export's folder."""
 
     @staticmethod
     def writer(folder: Path, name: str, columns: Sequence[ExportColumn], num_samples: int) -> ShardWriter:
         """Opens a shard.
 
         Args:
-            folder: an empty folder, in which the shard's files have the names that they have below the export's.
-            name: `shard_name`.
-            columns: of every sample, in order.
-            num_samples: that will be written.
+            folder: an empty local folder; files get the same relative names here as in the export's folder.
+            name: the result of `shard_name`.
+            columns: the columns of every sample, in order.
+            num_samples: how many samples will be written.
         """
 
     @staticmethod
     def finish(store: Store, columns: Sequence[ExportColumn], shards: Sequence[ShardFacts]) -> None:
-        """Writes what describes the shards together, if the format has such files."""
+        """Writes the files that describe all shards together, if the format has any."""

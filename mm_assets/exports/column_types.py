@@ -1,8 +1,8 @@
-"""Types of the columns of tables: of packed modalities by their fields, of keys of the JSON by all values of a dataset.
+"""Infers the types of table columns: for packed modalities from their fields, for JSON keys from all their values.
 
-A key has a column if all of its values, nulls aside, have one type: booleans, integers of 64 bits, numbers, texts, or
-lists of one of them. Arrays have typed columns if they all have one type of numbers and one number of dimensions.
-Everything else is whole in the text of the JSON, or in the bytes of an `.npy` file.
+A key gets a column if all of its values, except nulls, have the same type: boolean, 64-bit integer, number, text, or
+a list of one of these. Arrays get a typed column if they all have the same dtype and number of dimensions. Everything
+else stays in the JSON text, or in the bytes of an `.npy` file.
 """
 
 from __future__ import annotations
@@ -16,22 +16,34 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.dataset.dataset import Dataset
-from mm_assets.exports.base import ExportColumn, ExportFile
-from mm_assets.exports.samples import BLOCK_SAMPLES, SampleFiles
+from mm_assets.exports.base import SAMPLE_COLUMNS, ExportColumn, ExportFile
+from mm_assets.exports.samples import SampleFiles
 from mm_assets.fields import Field
-from mm_assets.json_text import parse_json
 
-__all__ = ["FILE_ITEMS", "MEDIA_ITEMS", "TypedColumn", "media_item", "typed", "typed_columns"]
+__all__ = [
+    "FILE_ITEMS",
+    "MAX_DIMENSIONS",
+    "MEDIA_ITEMS",
+    "NUMBER_TYPES",
+    "TypedColumn",
+    "media_item",
+    "typed",
+    "typed_columns",
+]
 
-MEDIA_ITEMS = ("Image", "Audio", "Video")  # types of `datasets`, which decodes them
+MEDIA_ITEMS = ("Image", "Audio", "Video")  # feature types of `datasets`, which decodes them
 FILE_ITEMS = (*MEDIA_ITEMS, "File")
+NUMBER_TYPES = frozenset(
+    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+)
+"""Names of the dtypes that Arrow stores as numbers."""
 
-MAX_KEYS = 512  # of the JSON that may become columns: the first ones
+MAX_KEY_COLUMNS = 512  # the first keys of the JSON become columns, further ones do not
 MAX_CLASSES = 4096
-MAX_DIMENSIONS = 5  # that `datasets` has a type for
-_RESERVED = ("json", "__key__", "__members__", "__url__")
-_MAX_EXACT = 2**53  # integers up to it are exact as float64
-_PARTS = {"image": "Image", "pages": "Image", "audio": "Audio", "video": "Video"}  # of composite fields
+MAX_DIMENSIONS = 5  # `datasets` has no type for more
+_RESERVED = (*SAMPLE_COLUMNS, "__url__")
+_MAX_EXACT_INTEGER = 2**53  # float64 stores smaller integers exactly
+_PART_ITEMS = {"image": "Image", "pages": "Image", "audio": "Audio", "video": "Video"}  # by part of a composite field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +51,11 @@ class TypedColumn(ExportColumn):
     """A column of a table.
 
     Attributes:
-        item: the type of its values, or of the items of its lists: "Image", "Audio", "Video" or "File", or one of Arrow
-            and NumPy, such as "int64".
-        shape: of arrays: the extents that all have, None where they differ; () for a value or file.
-        is_value: whether it holds a key of the JSON.
-        classes: names of the numbers, which another key has.
+        item: the type of its values, or of the items of its lists: "Image", "Audio", "Video", "File", or the name of a
+            type of Arrow and NumPy, such as "int64".
+        shape: of arrays, the extents that all of them have, None for extents that differ; () for values and files.
+        is_value: whether it contains the values of a key of the JSON.
+        classes: the name of each number, if another key of the JSON has them.
     """
 
     item: str
@@ -53,7 +65,7 @@ class TypedColumn(ExportColumn):
 
     @property
     def arrow(self) -> pa.DataType:
-        """The type in a file; a file is a struct of `bytes` and `path`."""
+        """The Arrow type; files are structs of `bytes` and `path`."""
         if self.item in FILE_ITEMS:
             kind: pa.DataType = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         else:
@@ -64,43 +76,37 @@ class TypedColumn(ExportColumn):
 
 
 def typed(columns: Sequence[ExportColumn]) -> list[TypedColumn]:
-    """Returns columns that `typed_columns` returned, with their type."""
+    """Returns the result of `typed_columns` with its static type."""
     return [column for column in columns if isinstance(column, TypedColumn)]
 
 
 def typed_columns(dataset: Dataset, columns: Sequence[ExportColumn]) -> list[TypedColumn]:
-    """Returns the columns of a table: those of the keys of the JSON first, then those of the parts of samples.
+    """Returns the columns of a table: first the keys of the JSON, then the parts of samples.
 
     Reads the JSON and the arrays of all samples.
 
     Args:
-        dataset: what is exported.
+        dataset: the dataset to export.
         columns: the parts of samples.
     """
-    samples = SampleFiles(dataset)
-    keys: dict[str, _Values] = {}
-    if samples.metadata is not None:
-        for first in range(0, len(dataset), BLOCK_SAMPLES):
-            block = range(first, min(first + BLOCK_SAMPLES, len(dataset)))
-            for payload in dataset.read_raw(block, [samples.metadata])[samples.metadata]:
-                _add_values(keys, None if payload is None else parse_json(str(payload, "utf-8")))
+    keys: dict[str, _KeyType] = {}
     arrays = {column.name: _Arrays() for column in columns if column.kind == "array" and not column.is_list}
-    if arrays:
-        for sample in SampleFiles(dataset, only=arrays).samples(0, len(dataset)):
-            for name, part in sample.parts.items():
-                if isinstance(part, ExportFile):
-                    arrays[name].add(part.content)
-    taken = {*_RESERVED, *(column.name for column in columns)}
+    for sample in SampleFiles(dataset, only=arrays).samples(0, len(dataset)):
+        _add_values(keys, sample.value)
+        for name, part in sample.parts.items():
+            if isinstance(part, ExportFile):
+                arrays[name].add(part.content)
+    reserved = {*_RESERVED, *(column.name for column in columns)}
     values = [
-        TypedColumn(name=name, field=None, is_list=found.is_list, kind="value", item=found.item, is_value=True)
-        for name, found in keys.items()
-        if found.item and name not in taken and name.isprintable() and name.strip()
+        TypedColumn(name=name, field=None, is_list=key.is_list, kind="value", item=key.item, is_value=True)
+        for name, key in keys.items()
+        if key.item and name not in reserved and name.isprintable() and name.strip()
     ]
     values = [replace(column, classes=_classes(keys, column)) for column in values]
-    return values + [_of_part(column, arrays.get(column.name)) for column in columns]
+    return values + [_part_column(column, arrays.get(column.name)) for column in columns]
 
 
-def _of_part(column: ExportColumn, arrays: _Arrays | None) -> TypedColumn:
+def _part_column(column: ExportColumn, arrays: _Arrays | None) -> TypedColumn:
     item = "File"
     shape: tuple[int | None, ...] = ()
     if column.kind == "text":
@@ -114,63 +120,61 @@ def _of_part(column: ExportColumn, arrays: _Arrays | None) -> TypedColumn:
     )
 
 
-def media_item(name: str, made: Field | None) -> str:
-    """Returns the kind of file that a field keeps, or that a part of it is, by which a column is named."""
-    if made is not None and made.CONTENT_KIND in ("image", "audio"):
-        return made.CONTENT_KIND.capitalize()
-    parts = {} if made is None else made.PARTS
+def media_item(name: str, column_field: Field | None) -> str:
+    """Returns one of `FILE_ITEMS`: the kind of file in a column of a field, or of the part that the name ends with."""
+    if column_field is not None and column_field.CONTENT_KIND in ("image", "audio"):
+        return column_field.CONTENT_KIND.capitalize()
+    parts = {} if column_field is None else column_field.PARTS
     part = name.rpartition("_")[2]
-    return _PARTS.get(part if part in parts else next(iter(parts), ""), "File")
+    return _PART_ITEMS.get(part if part in parts else next(iter(parts), ""), "File")
 
 
 # -- values of the JSON
 
 
 @dataclass(slots=True)
-class _Values:
-    """The type of the values of a key so far; `item` is "" while all are null, or if they have no type in common."""
+class _KeyType:
+    """The type of the values of a key so far; `item` is "" if all are null, or if they have no common type."""
 
     item: str = ""
     is_list: bool = False
     is_mixed: bool = False
     has_values: bool = False
-    is_exact: bool = True  # as float64, if they are integers
-    pairs: dict[int, str] | None = field(default_factory=dict)  # number and name, of a key with names beside it
+    is_exact: bool = True  # whether float64 stores all integers exactly
+    names: dict[int, str] | None = field(default_factory=dict)  # of numbers, from the key `<key>_name`
 
 
-def _add_values(keys: dict[str, _Values], value: Any) -> None:
-    if not isinstance(value, dict):
-        return
+def _add_values(keys: dict[str, _KeyType], value: Mapping[str, Any]) -> None:
     for name, one in value.items():
-        found = keys.get(name)
-        if found is None:
-            if len(keys) >= MAX_KEYS:
+        key = keys.get(name)
+        if key is None:
+            if len(keys) >= MAX_KEY_COLUMNS:
                 continue
-            found = keys[name] = _Values()
-        if one is not None and not found.is_mixed:
-            _add_value(found, one)
-            if found.item == "int64" and found.pairs is not None and not found.is_list:
-                _add_pair(found, one, value.get(f"{name}_name"))
+            key = keys[name] = _KeyType()
+        if one is not None and not key.is_mixed:
+            _add_value(key, one)
+            if key.item == "int64" and key.names is not None and not key.is_list:
+                _add_name(key, one, value.get(f"{name}_name"))
 
 
-def _add_value(found: _Values, value: Any) -> None:
+def _add_value(key: _KeyType, value: Any) -> None:
     is_list = isinstance(value, list)
-    if found.has_values and found.is_list != is_list:
-        found.is_mixed, found.item = True, ""
+    if key.has_values and key.is_list != is_list:
+        key.is_mixed, key.item = True, ""
         return
-    found.has_values, found.is_list = True, is_list
+    key.has_values, key.is_list = True, is_list
     for one in value if is_list else (value,):
         if one is None:
             continue
         item = _scalar_type(one)
-        found.is_exact &= item != "int64" or abs(one) <= _MAX_EXACT
-        both = {found.item or item, item}
-        if both == {"int64", "float64"} and found.is_exact:
+        key.is_exact &= item != "int64" or abs(one) <= _MAX_EXACT_INTEGER
+        both = {key.item or item, item}
+        if both == {"int64", "float64"} and key.is_exact:
             both = {"float64"}
         if len(both) > 1 or not item:
-            found.is_mixed, found.item = True, ""
+            key.is_mixed, key.item = True, ""
             return
-        found.item = both.pop()
+        key.item = both.pop()
 
 
 def _scalar_type(value: Any) -> str:
@@ -186,20 +190,18 @@ def _scalar_type(value: Any) -> str:
     return ""
 
 
-def _add_pair(found: _Values, number: int, name: Any) -> None:
-    assert found.pairs is not None
-    fits = isinstance(name, str) and 0 <= number < MAX_CLASSES and found.pairs.setdefault(number, name) == name
-    if not fits:
-        found.pairs = None
+def _add_name(key: _KeyType, number: int, name: Any) -> None:
+    assert key.names is not None
+    if not isinstance(name, str) or not 0 <= number < MAX_CLASSES or key.names.setdefault(number, name) != name:
+        key.names = None
 
 
-def _classes(keys: Mapping[str, _Values], column: TypedColumn) -> tuple[str, ...]:
-    """The names of the numbers of a key, in order, if `<key>_name` has one for each from 0 on, and all differ."""
-    pairs = keys[column.name].pairs
-    if column.item != "int64" or column.is_list or not pairs or sorted(pairs) != list(range(len(pairs))):
+def _classes(keys: Mapping[str, _KeyType], column: TypedColumn) -> tuple[str, ...]:
+    """Returns the names of the numbers of a key, if they are numbered from 0 without gaps and differ; else ()."""
+    names = keys[column.name].names
+    if column.item != "int64" or column.is_list or not names or sorted(names) != list(range(len(names))):
         return ()
-    names = tuple(pairs[number] for number in range(len(pairs)))
-    return names if len(set(names)) == len(names) else ()
+    return tuple(names[number] for number in range(len(names))) if len({*names.values()}) == len(names) else ()
 
 
 # -- arrays
@@ -209,8 +211,8 @@ class _Arrays:
     """The type and shape of arrays so far.
 
     Attributes:
-        dtype: of all of them, or None.
-        shape: their extents, None where they differ.
+        dtype: the name of their common dtype, or None.
+        shape: their extents, None for extents that differ.
     """
 
     def __init__(self) -> None:
@@ -219,7 +221,7 @@ class _Arrays:
         self._is_mixed = False
 
     def add(self, content: Any) -> None:
-        """Takes another array into account; bytes have no type."""
+        """Adds an array; bytes have no type."""
         if self._is_mixed:
             return
         if not isinstance(content, np.ndarray) or not self._fits(content):
@@ -231,11 +233,8 @@ class _Arrays:
         self.shape = tuple(extent if extent == other else None for extent, other in pairs)
 
     def _fits(self, array: npt.NDArray[Any]) -> bool:
-        """Whether lists of numbers give the array again: nested empty lists have no extents."""
-        is_typed = array.dtype.kind in "biuf" and array.dtype.itemsize <= 8
+        """Returns whether nested lists of numbers preserve the array; empty ones lose their extents."""
+        dtype = array.dtype.name
         has_shape = 1 <= array.ndim <= MAX_DIMENSIONS and 0 not in array.shape
-        return (
-            is_typed
-            and has_shape
-            and (self.dtype is None or (array.dtype.name, array.ndim) == (self.dtype, len(self.shape)))
-        )
+        is_alike = self.dtype is None or (dtype, array.ndim) == (self.dtype, len(self.shape))
+        return dtype in NUMBER_TYPES and has_shape and is_alike

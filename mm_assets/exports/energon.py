@@ -1,4 +1,4 @@
-"""Energon, the folders of NVIDIA's Megatron-Energon: the tars of WebDataset, and what its `prepare` writes."""
+"""Energon, the folders of NVIDIA's Megatron-Energon: WebDataset tars, and the metadata that its `prepare` writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from mm_assets.errors import EncodeError
 from mm_assets.exports.base import ExportColumn, ExportSample, ShardFacts, read_files
-from mm_assets.exports.webdataset import TarShardWriter
+from mm_assets.exports.webdataset import TarShardWriter, WebDatasetExport
 from mm_assets.sources import Source
 from mm_assets.sources.energon import EnergonSource, is_metadata
 from mm_assets.storage.store import Store
@@ -23,7 +23,7 @@ FOLDER = ".nv-meta"
 
 
 class EnergonShardWriter(TarShardWriter):
-    """Writes a tar and its index: where each sample starts, and the end of the last."""
+    """Writes a tar and its index: the offset of each sample, and the end of the last."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -31,35 +31,28 @@ class EnergonShardWriter(TarShardWriter):
         self._starts: list[int] = []
 
     def write(self, sample: ExportSample) -> None:
-        """Appends the files of a sample, the JSON first; `EncodeError` for a key that Energon passes over."""
+        """Appends the files of a sample, the JSON first; raises `EncodeError` for a key that Energon skips."""
         if is_metadata(sample.key):
-            self._file.close()
-            raise EncodeError(f"Energon does not read samples like {sample.key!a}, whose folder is in underscores")
+            detail = "Energon skips keys in folders whose names begin and end with two underscores"
+            raise EncodeError(f"{detail}: leave the sample out, or pack it with another id")
         start = self.size
         super().write(sample)
         if self.size > start:
             self._starts.append(start)
 
     def close(self) -> Mapping[str, Any]:
-        """Ends the archive, and returns its name and number of samples."""
+        """Ends the archive, writes its index, and returns the number of samples that have files."""
         self._starts.append(self.size)
         super().close()
         self._index_path.write_bytes(struct.pack(f"<{len(self._starts)}Q", *self._starts))
-        return {"name": self._index_path.name.removesuffix(".idx"), "samples": len(self._starts) - 1}
+        return {"samples": len(self._starts) - 1}
 
 
-class EnergonExport:
+class EnergonExport(WebDatasetExport):
     """See `mm_assets.exports.base.Export`."""
 
     VERSION: ClassVar[int] = 1
-    SUFFIX: ClassVar[str] = ".tar"
-    KEEPS_KEYS: ClassVar[bool] = False
     source: ClassVar[type[Source]] = EnergonSource
-
-    @staticmethod
-    def shard_name(number: int, num_shards: int) -> str:
-        """Returns ``shard-000012.tar``."""
-        return f"shard-{number:06d}.tar"
 
     @staticmethod
     def writer(folder: Path, name: str, columns: Sequence[ExportColumn], num_samples: int) -> EnergonShardWriter:
@@ -68,14 +61,13 @@ class EnergonExport:
 
     @staticmethod
     def finish(store: Store, columns: Sequence[ExportColumn], shards: Sequence[ShardFacts]) -> None:
-        """Writes the list of shards, one split with all of them, and a type of samples that keeps every file."""
-        _write_metadata(
-            store, {shard.details["name"]: shard.details["samples"] for shard in shards if shard.details["samples"]}
-        )
+        """Writes the list of shards, one split with all of them, and a sample type that keeps every file."""
+        counts = {shard.files[0]: shard.details["samples"] for shard in shards}  # the tar is before its index
+        _write_metadata(store, {name: number for name, number in counts.items() if number})
 
     @staticmethod
     def join(store: Store, folders: Sequence[str]) -> None:
-        """Writes the list of the shards in all folders, as of one folder."""
+        """Writes the metadata of the shards in all folders as if they were one dataset."""
         contents = read_files(store, (f"{folder}/{FOLDER}/.info.json" for folder in folders))
         counts = {
             f"{folder}/{name}": number
@@ -86,7 +78,7 @@ class EnergonExport:
 
 
 def _write_metadata(store: Store, counts: Mapping[str, int]) -> None:
-    """Writes the metadata of shards with these numbers of samples; a `dataset.yaml` that users replaced remains."""
+    """Writes the metadata, given the number of samples of each shard; keeps a `dataset.yaml` that users replaced."""
     split = {"split_parts": {"train": list(counts)}, "exclude": []}
     dataset = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
     store.write_bytes(f"{FOLDER}/.info.json", json.dumps({"shard_counts": counts}, indent=2).encode())

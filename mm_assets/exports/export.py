@@ -1,8 +1,8 @@
-"""The export of a dataset: shards planned by size, written by several processes, published one by one, then checked.
+"""Exports a dataset: plans shards by size, writes them in several processes, publishes each, and checks all of them.
 
-A shard is published as a whole, and noted in the folder `.export` of the target; an export that was interrupted resumes
-with the missing shards. At the end every shard is opened by this project's reader of the format, and its keys,
-names, sizes and checksums are compared with those of the samples. The same dataset and arguments give the same bytes.
+A shard is published as a whole and recorded in the folder `.export` of the target; an interrupted export resumes with
+the missing shards. At the end this project's source of the format reads every shard, and its keys, names, sizes and
+checksums are compared with the samples. The same dataset and arguments give the same bytes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 from mm_assets.dataset.card import dataset_card
 from mm_assets.dataset.dataset import Dataset
 from mm_assets.dataset.dataset import open as open_dataset
-from mm_assets.errors import ConfigError, SourceError, meant
-from mm_assets.exports.base import Export, ExportColumn, ShardFacts
+from mm_assets.errors import ConfigError, EncodeError, SourceError, meant
+from mm_assets.exports.base import Export, ExportColumn, ExportSample, ShardFacts, ShardWriter
 from mm_assets.exports.energon import EnergonExport
 from mm_assets.exports.hf import HuggingFaceExport
 from mm_assets.exports.lance import LanceExport
@@ -57,22 +57,22 @@ EXPORTS: Mapping[str, type[Export]] = {
 
 SHARD_BYTES = 256 << 20
 SUMMARY = "export.json"
-_WORK = ".export"  # folder of what has been done so far
+SIZES_BATCH_SAMPLES = 4096
+MAX_MEMBER_BYTES = 2**32  # larger than any payload
+_WORK = ".export"  # folder with the plan and the facts of complete shards
 _PLAN = f"{_WORK}/plan.json"
-_SIZES_BLOCK = 4096  # samples whose sizes are read together
-MAX_CHECK_BYTES = 2**32  # of a member that is read for the check: larger than any payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportProgress:
-    """How far an export is.
+    """The progress of an export.
 
     Attributes:
-        num_shards: shards that are complete, or checked.
-        num_samples: samples in them.
-        num_bytes: bytes of their files.
-        total_shards: all shards.
-        total_samples: all samples.
+        num_shards: number of shards that are complete or, during the check, checked.
+        num_samples: number of samples in them.
+        num_bytes: total size of their files in bytes.
+        total_shards: number of all shards.
+        total_samples: number of all samples.
         is_check: whether the shards are being checked.
     """
 
@@ -91,10 +91,10 @@ class ExportSummary:
     Attributes:
         url: the folder.
         format: name of the format.
-        num_samples: samples in all.
-        shards: one by one.
-        num_reused: shards that an earlier run had completed.
-        num_repeated: samples whose id another sample of their shard has; their keys end in ``~1`` and so on.
+        num_samples: number of samples.
+        shards: the shards in order.
+        num_reused: number of shards that an interrupted export had completed.
+        num_repeated: number of samples with the id of an earlier sample of their shard; their keys end in ``~1`` etc.
     """
 
     url: str
@@ -106,14 +106,14 @@ class ExportSummary:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards."""
+        """Total size of all shards in bytes."""
         return sum(shard.num_bytes for shard in self.shards)
 
 
 def resumed_export(store: Store) -> Mapping[str, Any] | None:
-    """Prepares the folder of an export for `export`, unless it is complete.
+    """Prepares a folder for `export`, unless it already contains a complete export.
 
-    An interrupted export remains, to be completed. Anything else, such as what a deletion left, is deleted.
+    Keeps an interrupted export, which `export` completes, and deletes anything else, such as a partly deleted export.
 
     Returns:
         The content of `SUMMARY` if the export is complete, else None.
@@ -142,23 +142,23 @@ def export(
     """Writes a dataset in another project's format.
 
     Args:
-        dataset: a dataset or a view of one (`Dataset.select`, `select_modalities`, `split`, `filter`), or what
-            `mm_assets.open` takes, local or remote.
+        dataset: a dataset or a view of one (`Dataset.select`, `select_modalities`, `split`, `filter`), or an argument
+            of `mm_assets.open`: a path or URL.
         format: one of `EXPORTS`, such as ``webdataset``.
-        out: folder or URL; empty, or with an interrupted export of the same samples, which is then completed.
-        shard_bytes: a shard ends before the sample that would make its content larger.
-        shard_samples: a shard has so many samples, the last one the rest; `shard_bytes` then has no effect.
+        out: an empty folder or URL, or one with an interrupted export of the same samples, which is completed.
+        shard_bytes: maximum size of the content of a shard; a single larger sample is a shard of its own.
+        shard_samples: number of samples in each shard except the last; replaces `shard_bytes`.
         image_format: ``jpeg`` or ``png`` to encode images again; None copies them.
-        quality: of JPEG, 1 to 100.
-        workers: processes; above 1 a script needs ``if __name__ == "__main__"``, as with `multiprocessing`.
+        quality: JPEG quality, 1 to 100.
+        workers: number of processes; above 1 a script needs ``if __name__ == "__main__"``, as with `multiprocessing`.
         storage_options: arguments for the file system of `out`.
         progress: called after each shard.
 
     Raises:
-        ConfigError: an unknown format, a number out of range, or a folder with something else.
-        EncodeError: the format cannot hold a sample.
+        ConfigError: the format is unknown, a number is out of range, or the folder contains something else.
+        EncodeError: the format cannot store a sample.
         FormatError: the dataset is damaged.
-        SourceError: the target cannot be written, or does not hold what was written.
+        SourceError: the target cannot be written, or its content differs from the samples.
     """
     kind = EXPORTS.get(format)
     if kind is None:
@@ -169,9 +169,9 @@ def export(
         if number is not None and number < 1:
             raise ConfigError("arguments", name, f"is {number}, expected at least 1")
     transcoding = None if image_format is None else Transcoding(image_format, quality)
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         if not isinstance(dataset, Dataset):
-            dataset = opened.enter_context(open_dataset(dataset, verify=True))
+            dataset = stack.enter_context(open_dataset(dataset, verify=True))
         columns: Sequence[ExportColumn] = SampleFiles(dataset, transcoding).columns
         typed_columns = getattr(kind, "typed_columns", None)
         if typed_columns is not None:
@@ -179,9 +179,9 @@ def export(
         starts = _shard_starts(dataset, shard_bytes, shard_samples)
         options = dict(storage_options or {})
         task = _Task(dataset, format, os.fspath(out), options, transcoding, tuple(columns), tuple(starts))
-        done = task.begin()
-        shards = _Progress(done, len(starts) - 1, len(dataset), progress)
-        missing = [number for number in range(len(starts) - 1) if number not in done]
+        reused = task.begin()
+        shards = _Progress(reused, len(starts) - 1, len(dataset), progress)
+        missing = [number for number in range(len(starts) - 1) if number not in reused]
         for facts in _run(task, _write_shard, missing, workers):
             shards.add(facts)
         complete = [shards.facts[number] for number in range(len(starts) - 1)]
@@ -199,7 +199,7 @@ def export(
             format=format,
             num_samples=len(dataset),
             shards=complete,
-            num_reused=len(done),
+            num_reused=len(reused),
             num_repeated=repeated,
         )
         task.end(summary)
@@ -207,18 +207,18 @@ def export(
 
 
 class _Progress:
-    """Counts the shards that are complete."""
+    """Collects the complete shards, and reports each."""
 
     def __init__(
         self,
-        done: Mapping[int, ShardFacts],
+        facts: Mapping[int, ShardFacts],
         total_shards: int,
         total_samples: int,
         report: Callable[[ExportProgress], object] | None,
         *,
         is_check: bool = False,
     ) -> None:
-        self.facts = dict(done)
+        self.facts = dict(facts)
         self._total = total_shards, total_samples
         self._report = report
         self._is_check = is_check
@@ -226,12 +226,12 @@ class _Progress:
     def add(self, facts: ShardFacts) -> None:
         self.facts[facts.number] = facts
         if self._report is not None:
-            done = self.facts.values()
+            shards = self.facts.values()
             self._report(
                 ExportProgress(
-                    num_shards=len(done),
-                    num_samples=sum(shard.num_samples for shard in done),
-                    num_bytes=sum(shard.num_bytes for shard in done),
+                    num_shards=len(shards),
+                    num_samples=sum(shard.num_samples for shard in shards),
+                    num_bytes=sum(shard.num_bytes for shard in shards),
                     total_shards=self._total[0],
                     total_samples=self._total[1],
                     is_check=self._is_check,
@@ -240,15 +240,15 @@ class _Progress:
 
 
 def _shard_starts(dataset: Dataset, shard_bytes: int, shard_samples: int | None) -> list[int]:
-    """The index of the first sample of each shard, and the number of samples."""
+    """Returns the index of the first sample of each shard, and the number of samples."""
     total = len(dataset)
     if shard_samples is not None:
         return [*range(0, total, shard_samples), total]
     starts, size = [0], 0
-    for first in range(0, total, _SIZES_BLOCK):
-        block = range(first, min(first + _SIZES_BLOCK, total))
-        columns = dataset.stored(block).values()
-        for row, index in enumerate(block):
+    for first in range(0, total, SIZES_BATCH_SAMPLES):
+        batch = range(first, min(first + SIZES_BATCH_SAMPLES, total))
+        columns = dataset.stored(batch).values()
+        for row, index in enumerate(batch):
             sample = sum(payload.size for column in columns if (payload := column[row]) is not None)
             if size and size + sample > shard_bytes:
                 starts.append(index)
@@ -259,7 +259,7 @@ def _shard_starts(dataset: Dataset, shard_bytes: int, shard_samples: int | None)
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a process needs to write or check any shard."""
+    """The arguments of an export, from which any process can write or check any shard."""
 
     dataset: Dataset
     format: str
@@ -281,7 +281,7 @@ class _Task:
         return self.kind.shard_name(number, len(self.starts) - 1)
 
     def plan(self) -> bytes:
-        """What determines every byte of the export, as JSON."""
+        """Returns everything that determines the bytes of the export, as JSON."""
         selection = self.dataset.selection
         value = {
             "format": self.format,
@@ -295,34 +295,34 @@ class _Task:
         return json.dumps(value, indent=1).encode()
 
     def _fingerprints(self) -> list[str]:
-        """The versions of packed files that no manifest lists; the names of all others follow from their content."""
+        """Returns the versions of packed files without a manifest; other files have names that change with content."""
         if self.dataset.manifest is not None:
             return []
         options = self.dataset.storage_options
         return [describe_file(file, options).fingerprint for file in self.dataset.files]
 
     def begin(self) -> dict[int, ShardFacts]:
-        """Notes the plan, or returns the shards that an interrupted export with the same plan has completed."""
+        """Writes the plan, or returns the complete shards of an interrupted export with the same plan."""
         store, plan = self.store, self.plan()
+        earlier = store.found_bytes(_PLAN)
+        detail = None
         if store.found_bytes(SUMMARY) is not None:
-            raise ConfigError("arguments", "out", f"{store.url} holds a complete export already: use another folder")
-        noted = store.found_bytes(_PLAN)
-        if noted is None:
-            if store.sizes(""):
-                detail = f"{store.url} holds other files: use an empty folder"
-                raise ConfigError("arguments", "out", detail)
+            detail = "contains a complete export: use another folder"
+        elif earlier is None and store.sizes(""):
+            detail = "contains other files: use an empty folder"
+        elif earlier not in (None, plan):
+            detail = "contains an interrupted export of other samples or settings: delete it, or use another folder"
+        if detail is not None:
+            raise ConfigError("arguments", "out", f"{store.url} {detail}")
+        if earlier is None:
             store.write_bytes(_PLAN, plan)
             return {}
-        if noted != plan:
-            detail = "an interrupted export of other samples or settings: delete it, or use another folder"
-            detail = f"{store.url} holds {detail}"
-            raise ConfigError("arguments", "out", detail)
         names = store.sizes(_WORK)
         facts = (ShardFacts(**json.loads(store.read_bytes(name))) for name in names if name != _PLAN)
         return {shard.number: shard for shard in facts}
 
     def end(self, summary: ExportSummary) -> None:
-        """Notes that the export is complete."""
+        """Writes the summary, which marks the export as complete."""
         store = self.store
         value = {
             "format": summary.format,
@@ -332,14 +332,14 @@ class _Task:
         store.write_bytes(SUMMARY, json.dumps(value, indent=1).encode())
         store.delete_all(list(store.sizes(_WORK)))
         if store.is_local:
-            with suppress(OSError):  # a process that was killed left something there
+            with suppress(OSError):  # a process that was killed left files there
                 Path(store.path_of(_WORK)).rmdir()
 
 
 def _run(
     task: _Task, work: Callable[[_Task, Any], ShardFacts], items: Sequence[Any], workers: int
 ) -> Iterator[ShardFacts]:
-    """Yields the result of each item as it comes, from several processes if there is work for them."""
+    """Yields the result of each item when it is complete, from several processes if there are several items."""
     if min(workers, len(items)) <= 1:
         yield from map(partial(work, task), items)
         return
@@ -353,7 +353,7 @@ def _run(
             raise
 
 
-_task: _Task  # of a worker process, which gets it once
+_task: _Task  # of a worker process, which receives it once
 
 
 def _set_task(task: _Task) -> None:
@@ -366,7 +366,7 @@ def _in_process(work: Callable[[_Task, Any], ShardFacts], item: Any) -> ShardFac
 
 
 class _Digest:
-    """SHA-256 of the names, sizes and checksums of files, sample by sample in any order of a sample's files."""
+    """Hashes the names, sizes and checksums of files; the order of the files of one sample does not matter."""
 
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256()
@@ -374,7 +374,7 @@ class _Digest:
         self._lines: list[str] = []
 
     def add(self, key: str, suffix: str, data: Any) -> None:
-        """Adds a file; those of a sample follow each other."""
+        """Adds a file; the files of a sample must be consecutive."""
         if key != self._key:
             self._flush()
             self._key = key
@@ -385,7 +385,7 @@ class _Digest:
         self._lines = []
 
     def hexdigest(self) -> str:
-        """The digest of all files."""
+        """Returns the SHA-256 of all files."""
         self._flush()
         return self._sha256.hexdigest()
 
@@ -401,23 +401,14 @@ def _write_shard(task: _Task, number: int) -> ShardFacts:
         folder = Path(scratch)
         start, stop = task.starts[number : number + 2]
         writer = task.kind.writer(folder, name, task.columns, stop - start)
-        comparable = getattr(task.kind, "comparable", None)
-        digest, keys, repeated = _Digest(), set[str](), 0
-        for sample in samples.samples(start, stop):
-            key = sample.key if task.kind.KEEPS_KEYS else member_key(sample.key)
-            if key in keys:
-                repeated += 1
-                key = next(other for n in range(1, len(keys) + 2) if (other := f"{key}~{n}") not in keys)
-            keys.add(key)
-            sample = sample._replace(key=key)
-            if comparable is not None:
-                sample = comparable(sample, task.columns)
-            for file in sample.files():
-                digest.add(key, file.suffix, memoryview(file.data).cast("B"))
-            writer.write(sample)
-        details = dict(writer.close())
-        if repeated:
-            details["repeated"] = repeated
+        try:
+            digest, num_repeated = _write_samples(task, writer, samples.samples(start, stop))
+            details = dict(writer.close())
+        except BaseException:
+            writer.abort()
+            raise
+        if num_repeated:
+            details["repeated"] = num_repeated
         files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         size = 0
         for path in files:
@@ -425,18 +416,40 @@ def _write_shard(task: _Task, number: int) -> ShardFacts:
             store.publish(folder / path, path)
     facts = ShardFacts(
         number=number,
-        num_samples=len(keys),
+        num_samples=stop - start,
         files=files,
         num_bytes=size,
-        digest=digest.hexdigest(),
+        digest=digest,
         details=details,
     )
     store.write_bytes(f"{_WORK}/{number}.json", json.dumps(asdict(facts)).encode())
     return facts
 
 
+def _write_samples(task: _Task, writer: ShardWriter, samples: Iterator[ExportSample]) -> tuple[str, int]:
+    """Writes the samples of a shard; returns the digest of their files, and how many ids are repeated."""
+    comparable = getattr(task.kind, "comparable", None)
+    digest, keys, num_repeated = _Digest(), set[str](), 0
+    for sample in samples:
+        key = member_key(sample.key)
+        if key in keys:
+            num_repeated += 1
+            key = next(other for n in range(1, len(keys) + 2) if (other := f"{key}~{n}") not in keys)
+        keys.add(key)
+        try:
+            written = sample._replace(key=key)
+            if comparable is not None:
+                written = comparable(written, task.columns)
+            for file in written.files():
+                digest.add(key, file.suffix, memoryview(file.data).cast("B"))
+            writer.write(written)
+        except EncodeError as error:
+            raise EncodeError(f"sample {key!a}: {error}") from error
+    return digest.hexdigest(), num_repeated
+
+
 def _check_shard(task: _Task, facts: ShardFacts) -> ShardFacts:
-    """Reads a shard by its format's source, and compares it with the samples that were written.
+    """Reads a shard with its format's source, and compares it with the samples that were written.
 
     Raises:
         SourceError: it differs.
@@ -444,13 +457,13 @@ def _check_shard(task: _Task, facts: ShardFacts) -> ShardFacts:
     url = task.store.url_of(task.shard_name(facts.number))
     digest, keys = _Digest(), set[str]()
     with SourceFile(url, task.storage_options) as file:
-        for member, data in task.kind.source(file).payloads(wanted=lambda _: True, max_bytes=MAX_CHECK_BYTES):
+        for member, data in task.kind.source(file).payloads(wanted=lambda _: True, max_bytes=MAX_MEMBER_BYTES):
             key = member.sample_key
             suffix = member.member[len(escape_name(key.encode())) + 1 :]
             keys.add(key)
             digest.add(key, suffix, data)
     if digest.hexdigest() != facts.digest:
-        content = f"{counted(len(keys), 'sample')} of {facts.num_samples}"
-        detail = f"does not read as it was written (it has {content}): delete {task.out} and export again"
+        number = f"{counted(len(keys), 'sample')} of {facts.num_samples}"
+        detail = f"differs from the exported samples (it has {number}): delete {task.store.url} and export again"
         raise SourceError(url, detail)
     return facts

@@ -1,6 +1,6 @@
-"""Hugging Face datasets: Parquet whose schema has the features, in the layout of the Hub, and a dataset card.
+"""Hugging Face datasets: Parquet files with features in their schema, in the Hub's layout, and a dataset card.
 
-`datasets.load_dataset(folder)` and the Hub's viewer open it: images, audio and video are decoded when they are read.
+`datasets.load_dataset(folder)` and the Hub's viewer open them, and decode images, audio and video.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mm_assets.storage.store import Store
 
 __all__ = ["HuggingFaceExport"]
 
-SPLIT = "train"  # that `load_dataset` gives a dataset without splits
+SPLIT = "train"  # the name that `load_dataset` gives the only split
 _ARRAYS = {2: "Array2D", 3: "Array3D", 4: "Array4D", 5: "Array5D"}
 
 
@@ -33,9 +33,9 @@ class HuggingFaceExport(TableExport):
 
     @staticmethod
     def writer(folder: Path, name: str, columns: Sequence[ExportColumn], num_samples: int) -> ParquetShardWriter:
-        """Opens a file whose schema has the features."""
-        described = {"info": {"features": _features(columns)}}
-        return ParquetShardWriter(folder / name, columns, {"huggingface": json.dumps(described)})
+        """Opens a file with the features in its schema."""
+        metadata = {"info": {"features": _features(columns)}}
+        return ParquetShardWriter(folder / name, columns, {"huggingface": json.dumps(metadata)})
 
     @staticmethod
     def finish(store: Store, columns: Sequence[ExportColumn], shards: Sequence[ShardFacts]) -> None:
@@ -58,12 +58,12 @@ class HuggingFaceExport(TableExport):
 
     @staticmethod
     def join(store: Store, folders: Sequence[str]) -> None:
-        """Writes a dataset card that names the files in all folders; their own schemas have the features."""
+        """Writes a dataset card that lists the files in all folders; the features are in their schemas."""
         _write_card(store, {}, [f"{folder}/data/{SPLIT}-*" for folder in folders])
 
 
 def _write_card(store: Store, card: Mapping[str, Any], paths: Sequence[str]) -> None:
-    """Writes the dataset card of the files that fit these patterns."""
+    """Writes the dataset card of the files that match the patterns."""
     files = [{"split": SPLIT, "path": paths[0] if len(paths) == 1 else [*paths]}]
     card = {**card, "configs": [{"config_name": "default", "data_files": files}]}
     text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
@@ -71,7 +71,7 @@ def _write_card(store: Store, card: Mapping[str, Any], paths: Sequence[str]) -> 
 
 
 def _features(columns: Sequence[ExportColumn]) -> dict[str, Any]:
-    """The feature of each column, in the order of the table."""
+    """Returns the feature of each column, in the order of the table."""
     text = _value("string")
     features = {column.name: _feature(column) for column in typed(columns)}
     return {"__key__": text, **features, "json": text, "__members__": text}
@@ -101,7 +101,7 @@ def _feature(column: TypedColumn) -> Any:
 
 
 def _yaml_of(name: str, feature: Any) -> dict[str, Any]:
-    """A feature as dataset cards have it."""
+    """Returns a feature in the notation of dataset cards."""
     return {"name": name, **_yaml(feature)}
 
 
@@ -110,8 +110,8 @@ def _yaml(feature: Any) -> dict[str, Any]:
         case {"_type": "ClassLabel", "names": names}:
             return {"dtype": {"class_label": {"names": {str(n): label for n, label in enumerate(names)}}}}
         case {"_type": "Sequence", "feature": item} | [item]:
-            of_item = _yaml(item)
-            return {"list": of_item.get("dtype", of_item.get("struct", of_item))}
+            inner = _yaml(item)
+            return {"list": inner.get("dtype", inner.get("struct", inner))}
         case {"_type": "Value", "dtype": dtype}:
             return {"dtype": dtype}
         case {"_type": str(kind), "shape": shape, "dtype": dtype}:

@@ -1,8 +1,8 @@
-"""Lance: a fragment for each shard, with one data file, all of one version of a dataset.
+"""Lance: one version of a dataset, in which each shard is a fragment with one data file.
 
 A row has the columns `__key__`, `json` and `__members__`, and one for each packed modality: text, bytes, lists of
 bytes, or arrays of one shape. Videos are blobs, which `lance.dataset(out).take_blobs` opens without reading them. The
-data files have the same bytes for the same samples and release of Lance; the files that describe the dataset have the
+same samples and the same release of Lance give identical data files; the files that describe the dataset contain the
 time and a random name.
 """
 
@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from mm_assets.errors import EncodeError, optional_import
-from mm_assets.exports.base import ExportColumn, ExportFile, ExportSample, ShardFacts
+from mm_assets.exports.base import JSON_COLUMN, SAMPLE_COLUMNS, ExportColumn, ExportFile, ExportSample, ShardFacts
+from mm_assets.exports.column_types import NUMBER_TYPES
 from mm_assets.fields import ArraySpec
 from mm_assets.json_text import dump_json
 from mm_assets.sources import Source
@@ -28,14 +29,9 @@ from mm_assets.storage.store import Store
 
 __all__ = ["LanceExport"]
 
-FILE_VERSION = "2.1"  # of data files: in later ones a large blob has a file of its own
-BATCH_BYTES = 16 << 20  # of samples that are written together
+FILE_VERSION = "2.1"  # later versions of data files store a large blob in a file of its own
+BATCH_BYTES = 16 << 20
 BATCH_ROWS = 64
-_JSON_COLUMN = "json"
-_RESERVED = (KEY_COLUMN, _JSON_COLUMN, MEMBERS_COLUMN)
-_ARRAY_TYPES = frozenset(
-    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
-)
 _BLOB = {"lance-encoding:blob": "true"}
 
 
@@ -46,19 +42,17 @@ class LanceShardWriter:
         with optional_import("lance", "an export to Lance"):
             from lance.file import LanceFileWriter
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
         self._names = _column_names(columns)
         self._schema = _schema_of(columns)
         self._writer = LanceFileWriter(str(path), self._schema, version=FILE_VERSION)
         self._rows: list[Mapping[str, Any]] = []
-        self._num_rows = 0
-        self._num_bytes = 0
+        self._num_bytes = 0  # of the samples in `_rows`
 
     def write(self, sample: ExportSample) -> None:
         """Appends a row; errors as `ShardWriter.write`."""
         row: dict[str, Any] = {
             KEY_COLUMN: sample.key,
-            _JSON_COLUMN: sample.json,
+            JSON_COLUMN: sample.json,
             MEMBERS_COLUMN: dump_json([[self._names[column], file.suffix] for column, file in sample.columns()]),
         }
         for column, part in sample.parts.items():
@@ -68,28 +62,25 @@ class LanceShardWriter:
             else:
                 row[name] = None if part is None else [bytes(file.data) for file in part]
         self._rows.append(row)
-        self._num_rows += 1
         self._num_bytes += sum(memoryview(file.data).nbytes for file in sample.files())
         if self._num_bytes >= BATCH_BYTES or len(self._rows) == BATCH_ROWS:
             self._flush()
 
     def _value(self, name: str, file: ExportFile) -> Any:
-        """The value of a column for a file.
+        """Returns the value of a column for a file.
 
         Raises:
-            EncodeError: it is not what all values of the column have to be.
+            EncodeError: it is not of the column's type.
         """
         kind = self._schema.field(name).type
         if pa.types.is_large_binary(kind):
             return bytes(file.data)
         if pa.types.is_string(kind):
-            try:
-                return str(memoryview(file.data), "utf-8")
-            except UnicodeDecodeError as error:
-                raise EncodeError(f"a text of {name!r} is not UTF-8 ({error}): leave the modality out") from error
+            return str(file.data, "utf-8")
         array, (dtype, shape) = file.content, _array_of(kind)
         if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
-            raise EncodeError(f"an array of {name!r} is not of {dtype} and {shape}, as its field says: pack it again")
+            actual = (array.dtype, array.shape) if isinstance(array, np.ndarray) else type(array).__name__
+            raise EncodeError(f"the array of {name!r} is {actual}, but its field says {(dtype, shape)}: pack it again")
         return array
 
     def _flush(self) -> None:
@@ -100,10 +91,14 @@ class LanceShardWriter:
         self._num_bytes = 0
 
     def close(self) -> Mapping[str, Any]:
-        """Ends the file, and returns its numbers of rows and bytes."""
+        """Ends the file."""
         self._flush()
         self._writer.close()
-        return {"rows": self._num_rows, "bytes": self._path.stat().st_size}
+        return {}
+
+    def abort(self) -> None:
+        """Closes the incomplete file."""
+        self._writer.close()
 
 
 class LanceExport:
@@ -111,7 +106,6 @@ class LanceExport:
 
     VERSION: ClassVar[int] = 1
     SUFFIX: ClassVar[str] = ".lance"
-    KEEPS_KEYS: ClassVar[bool] = False
     source: ClassVar[type[Source]] = LanceSource
 
     @staticmethod
@@ -131,44 +125,39 @@ class LanceExport:
             import lance
         schema = _schema_of(columns)
         with tempfile.TemporaryDirectory(prefix="lance-") as scratch:
-            described = _fragment_of(schema, f"{scratch}/row")
+            template = _fragment_of(schema, f"{scratch}/row")
             fragments = []
             for shard in shards:
                 (name,) = shard.files
-                file = {"path": Path(name).name, "file_size_bytes": shard.details["bytes"]}
-                facts = {
-                    **described,
-                    "id": shard.number,
-                    "physical_rows": shard.details["rows"],
-                    "files": [{**described["files"][0], **file}],
-                }
-                fragments.append(lance.FragmentMetadata.from_json(json.dumps(facts)))
+                file = {**template["files"][0], "path": Path(name).name, "file_size_bytes": shard.num_bytes}
+                value = {**template, "id": shard.number, "physical_rows": shard.num_samples, "files": [file]}
+                fragments.append(lance.FragmentMetadata.from_json(json.dumps(value)))
             folder = Path(scratch, "dataset")
             lance.LanceDataset.commit(str(folder), lance.LanceOperation.Overwrite(schema, fragments))
             paths = sorted(path for path in folder.rglob("*") if path.is_file())
-            for path in sorted(paths, key=lambda path: path.suffix == ".manifest"):  # which makes the version appear
+            for path in sorted(paths, key=lambda path: path.suffix == ".manifest"):  # last: it publishes the version
                 store.write_bytes(path.relative_to(folder).as_posix(), path.read_bytes())
 
 
 def _fragment_of(schema: pa.Schema, scratch: str) -> Mapping[str, Any]:
-    """Returns how Lance describes a fragment of a schema: which numbers its fields and columns have."""
+    """Returns Lance's description of a fragment of a schema, with the numbers of its fields and columns."""
     from lance.fragment import write_fragments
 
     row = pa.record_batch([pa.nulls(1, field.type) for field in schema], schema=schema)
     (fragment,) = write_fragments(row, scratch, schema, mode="create", data_storage_version=FILE_VERSION)
-    described: Mapping[str, Any] = fragment.to_json()
-    return described
+    result: Mapping[str, Any] = fragment.to_json()
+    return result
 
 
 def _column_names(columns: Sequence[ExportColumn]) -> dict[str, str]:
-    """The name of each column in Lance, in which names have no dots, and letters of either case are alike."""
+    """Returns the name of each column in Lance, whose names have no dots and ignore case."""
     names: dict[str, str] = {}
-    taken = set(_RESERVED)
+    used = set(SAMPLE_COLUMNS)
     for column in columns:
         plain = column.name.replace(".", "_")
-        numbered = (f"{plain}_{number}" for number in range(len(columns) + len(taken)))
-        names[column.name] = next(name for name in (plain, *numbered) if name.lower() not in taken)
-        taken.add(names[column.name].lower())
+        numbered = (f"{plain}_{number}" for number in range(len(columns) + len(used)))
+        names[column.name] = next(name for name in (plain, *numbered) if name.lower() not in used)
+        used.add(names[column.name].lower())
     return names
 
 
@@ -177,7 +166,7 @@ def _schema_of(columns: Sequence[ExportColumn]) -> pa.Schema:
     return pa.schema(
         [
             pa.field(KEY_COLUMN, pa.string()),
-            pa.field(_JSON_COLUMN, pa.string()),
+            pa.field(JSON_COLUMN, pa.string()),
             *(pa.field(names[column.name], _type_of(column), metadata=_metadata_of(column)) for column in columns),
             pa.field(MEMBERS_COLUMN, pa.string()),
         ]
@@ -189,7 +178,7 @@ def _type_of(column: ExportColumn) -> pa.DataType:
         return pa.list_(pa.large_binary())
     field = column.field
     layout = field.value_layout if field is not None and field.CONTENT_KIND == "array" else None
-    if isinstance(layout, ArraySpec) and layout.shape and all(layout.shape) and layout.dtype.name in _ARRAY_TYPES:
+    if isinstance(layout, ArraySpec) and layout.shape and all(layout.shape) and layout.dtype.name in NUMBER_TYPES:
         kind = pa.from_numpy_dtype(layout.dtype)
         for extent in reversed(layout.shape):
             kind = pa.list_(kind, extent)
@@ -207,7 +196,7 @@ def _array_of(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Returns the values of some rows as a column."""
+    """Returns the values of rows as a column."""
     if not pa.types.is_fixed_size_list(kind):
         return pa.array(values, kind)
     dtype, shape = _array_of(kind)

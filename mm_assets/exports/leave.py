@@ -1,6 +1,6 @@
-"""Writes samples of packed MULT and MSTR files as WebDataset tars, by Python alone: python leave.py [FOLDER].
+"""Writes samples of packed MULT and MSTR files as WebDataset tars, with Python alone: python leave.py [FOLDER].
 
-A payload that is not a file becomes .payload: its record and its data, as docs/format.md and docs/fields.md have them.
+A payload that is not a file becomes .payload: its record and its data, described in docs/format.md and docs/fields.md.
 """
 
 import io
@@ -89,8 +89,8 @@ here, folder = os.path.dirname(os.path.abspath(__file__)), (sys.argv[1:] or ["ta
 for path in FILES:
     target = os.path.join(folder, os.path.basename(path).rpartition(".")[0] + ".tar")
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(here, path), "rb") as opened, tarfile.open(target, "w") as tar:
-        for sample_id, payloads in samples(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)):
+    with open(os.path.join(here, path), "rb") as packed, tarfile.open(target, "w") as tar:
+        for sample_id, payloads in samples(mmap.mmap(packed.fileno(), 0, access=mmap.ACCESS_READ)):
             key = sample_id.replace("%", "%25").replace(".", "%2E").lstrip("/")
             for modality, record, data in payloads:
                 start = key if modality["name"] in KINDS else f"{key}.{modality['name']}"

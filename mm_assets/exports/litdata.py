@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from mm_assets.errors import EncodeError
 from mm_assets.exports.base import ExportColumn, ShardFacts, read_files
-from mm_assets.exports.offset_table import TEXT_COLUMNS, OffsetTableWriter, column_names
+from mm_assets.exports.offset_table import OffsetTableWriter
 from mm_assets.sources import Source
 from mm_assets.sources.litdata import NUMPY_TYPES, LitDataSource
 from mm_assets.storage.store import Store
@@ -21,7 +19,7 @@ from mm_assets.storage.store import Store
 __all__ = ["LitDataExport"]
 
 INDEX = "index.json"
-_CODES = {np.dtype(code): number for number, code in enumerate(NUMPY_TYPES)}
+_FORMATS = {"text": "str", "array": "numpy", "file": "bytes"}
 
 
 class LitDataExport:
@@ -29,12 +27,11 @@ class LitDataExport:
 
     VERSION: ClassVar[int] = 1
     SUFFIX: ClassVar[str] = ".bin"
-    KEEPS_KEYS: ClassVar[bool] = False
     source: ClassVar[type[Source]] = LitDataSource
 
     @staticmethod
     def shard_name(number: int, num_shards: int) -> str:
-        """Returns ``chunk-0-000012.bin``: partitions are packed in the order of these names."""
+        """Returns ``chunk-0-000012.bin``; chunks are packed in the order of their names."""
         return f"chunk-0-{number:06d}.bin"
 
     @staticmethod
@@ -45,35 +42,30 @@ class LitDataExport:
     @staticmethod
     def finish(store: Store, columns: Sequence[ExportColumn], shards: Sequence[ShardFacts]) -> None:
         """Writes the index of the chunks, without which they cannot be read."""
-        chunks = [
+        chunks: list[dict[str, Any]] = [
             {
-                "chunk_bytes": shard.details["bytes"],
-                "chunk_size": shard.details["samples"],
+                "chunk_bytes": shard.num_bytes,
+                "chunk_size": shard.num_samples,
                 "dim": None,
-                "filename": shard.details["name"],
+                "filename": shard.files[0],
             }
             for shard in shards
         ]
-        names = column_names(columns)
-        formats = dict.fromkeys(TEXT_COLUMNS, "str")
-        for column in columns:
-            is_text = column.kind == "text" and not column.is_list
-            formats[names[column.name]] = "numpy" if _is_array(column) else "str" if is_text else "bytes"
+        kinds = LitDataChunkWriter.column_kinds(columns)
         leaf: Mapping[str, Any] = {"type": None, "context": None, "children_spec": []}
-        tree = {"type": "builtins.dict", "context": json.dumps(list(formats)), "children_spec": [leaf] * len(formats)}
+        tree = {"type": "builtins.dict", "context": json.dumps(list(kinds)), "children_spec": [leaf] * len(kinds)}
         config = {
             "chunk_bytes": max((chunk["chunk_bytes"] for chunk in chunks), default=0),
             "chunk_size": None,
             "compression": None,
-            "data_format": list(formats.values()),
+            "data_format": [_FORMATS[kind] for kind in kinds.values()],
             "data_spec": json.dumps([1, tree]),
             "encryption": None,
             "item_loader": "PyTreeLoader",
         }
-        # The digests of the chunks stand for the time, by which LitData knows copies of an older version in its cache.
+        # LitData detects outdated copies in its cache by this time; a digest of the chunks does the same.
         version = str(int.from_bytes(bytes.fromhex("".join(shard.digest[:8] for shard in shards)), "big") % 10**12)
-        value = {"chunks": chunks, "config": config, "updated_at": version}
-        store.write_bytes(INDEX, json.dumps(value, sort_keys=True).encode())
+        _write_index(store, chunks, config, version)
 
     @staticmethod
     def join(store: Store, folders: Sequence[str]) -> None:
@@ -87,28 +79,23 @@ class LitDataExport:
         largest = max((value["config"]["chunk_bytes"] for value in values), default=0)
         config = {**(values[0]["config"] if values else {}), "chunk_bytes": largest}
         version = str(sum(int(value["updated_at"]) for value in values) % 10**12)
-        value = {"chunks": chunks, "config": config, "updated_at": version}
-        store.write_bytes(INDEX, json.dumps(value, sort_keys=True).encode())
+        _write_index(store, chunks, config, version)
+
+
+def _write_index(store: Store, chunks: Sequence[object], config: Mapping[str, Any], version: str) -> None:
+    value = {"chunks": chunks, "config": config, "updated_at": version}
+    store.write_bytes(INDEX, json.dumps(value, sort_keys=True).encode())
 
 
 class LitDataChunkWriter(OffsetTableWriter):
     """Writes one chunk."""
 
-    def _is_array(self, column: ExportColumn) -> bool:
-        return _is_array(column)
+    FORMAT: ClassVar[str] = "LitData"
+    ARRAY_CODES: ClassVar[Mapping[np.dtype[Any], int]] = {np.dtype(name): n for n, name in enumerate(NUMPY_TYPES)}
 
-    def _array(self, array: npt.NDArray[Any]) -> bytes:
-        stored = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        if stored.dtype not in _CODES:
-            raise EncodeError(f"LitData has no arrays of {array.dtype}, expected one of {', '.join(map(str, _CODES))}")
-        return struct.pack(f"<{2 + array.ndim}I", _CODES[stored.dtype], array.ndim, *array.shape) + stored.tobytes()
+    @classmethod
+    def _is_array(cls, column: ExportColumn) -> bool:
+        return column.kind == "array" and not column.is_list
 
-    def _head(self, sizes: Sequence[int]) -> bytes:
-        return struct.pack(f"<{len(sizes)}I", *sizes)
-
-    def _config(self) -> bytes:
-        return b""
-
-
-def _is_array(column: ExportColumn) -> bool:
-    return column.kind == "array" and not column.is_list
+    def _array_head(self, code: int, shape: tuple[int, ...]) -> bytes:
+        return struct.pack(f"<{2 + len(shape)}I", code, len(shape), *shape)

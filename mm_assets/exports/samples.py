@@ -1,8 +1,8 @@
-"""Samples of a dataset as the files that they could be packed from again.
+"""Turns the samples of a dataset into files from which the same samples can be packed again.
 
 The stored bytes of files are copied. A file has the name that the pipeline listed for it, else one that follows from
-its modality and its content. The JSON is the packed one; its lists of texts and images are rewritten if they no longer
-say what the sample has.
+its modality and its content. The JSON is the packed one; its lists of texts and images are rewritten if they do not
+match the texts and images of the sample.
 """
 
 from __future__ import annotations
@@ -15,42 +15,47 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mm_assets.dataset.dataset import Dataset
-from mm_assets.errors import EncodeError, MediaError
+from mm_assets.dataset.decoding import locate
+from mm_assets.display.item import Content
+from mm_assets.errors import EncodeError, FormatError, LimitError, MediaError
 from mm_assets.exports.base import ExportColumn, ExportFile, ExportSample
 from mm_assets.fields import Field, ImageField
 from mm_assets.fields.array_spec import as_bytes_view
+from mm_assets.fields.base import corrupt
 from mm_assets.fields.shown import ShownFile, ShownMap, ShownPair, ShownSamples, ShownTokens, ShownValue
 from mm_assets.fields.timed_text import TimedSegment
+from mm_assets.formats import Payload
 from mm_assets.json_text import dump_json, parse_json
 from mm_assets.media.content_types import Buffer, extension_of_content_type, sniff_content_type
 from mm_assets.media.subtitles import parse_subtitles
 
 __all__ = ["SampleFiles", "Transcoding", "member_key"]
 
-BLOCK_SAMPLES = 64  # that are read together
-TEXTS, IMAGES = "texts", "images"  # lists in the JSON of an interleaved sample
+BATCH_SAMPLES = 64
+TEXTS, IMAGES = "texts", "images"  # keys of the lists in the JSON of an interleaved sample
 _KINDS = frozenset({"image", "text", "audio", "video", "clip", "array", "midi", "binary", "document", "metadata"})
-"""Names of modalities that say no more than the kind of their content: their files have no role."""
+"""Modality names that only repeat the kind of their content; the names of their files have no role."""
 _ESCAPED = re.compile(r"[%\\\x00-\x1f\x7f]|(?:(?<=/)|^)\.+(?=/)|\.(?=[^/]*$)|/(?=/|$)|^/")
 
 
 def member_key(sample_id: str) -> str:
-    """Returns a sample's id as the key in names of members, where some characters would end, hide or move it.
+    """Returns a sample's id as a key for names of members, in which some characters have another meaning.
 
-    Dots of the base name, parts of dots alone, slashes at an end or in a row, control characters, backslashes and ``%``
-    are ``%`` and two digits: `urllib.parse.unquote` returns the id.
+    Dots in the base name, folders named by dots only, leading, trailing and repeated slashes, control characters,
+    backslashes and ``%`` become ``%`` and two digits; `urllib.parse.unquote` restores the id.
     """
     return _ESCAPED.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), sample_id) or "%"
 
 
 class Transcoding(NamedTuple):
-    """How images are encoded again.
+    """Settings for images that are encoded again.
 
     Attributes:
         format: ``jpeg`` or ``png``.
-        quality: of JPEG, 1 to 100.
+        quality: JPEG quality, 1 to 100.
     """
 
     format: str
@@ -58,25 +63,25 @@ class Transcoding(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """One content of a payload.
+    """A part of a payload that becomes one file.
 
     Attributes:
         part: name in the field's `PARTS`, or "".
-        position: among the items of a sequence or part; else 0.
-        extension: of a file with this content.
-        content: its bytes, or an array.
-        is_stored: whether these are the bytes that were packed, which keep their name.
+        position: position among the items of a sequence or part; else 0.
+        extension: extension of the file.
+        content: the bytes, or an array.
+        is_transcoded: whether it is an image that was encoded again.
     """
 
     part: str
     position: int
     extension: str
-    content: Any
-    is_stored: bool = False
+    content: Buffer | npt.NDArray[Any]
+    is_transcoded: bool = False
 
 
-class _Listed(NamedTuple):
-    """A content row, as the packed modality of `take` "listing" has it."""
+class _Row(NamedTuple):
+    """A content row in the packed modality whose `take` is "listing"."""
 
     modality: str
     part: str
@@ -84,7 +89,7 @@ class _Listed(NamedTuple):
 
 
 class _Column(NamedTuple):
-    """A part of a packed modality, and what is exported of it."""
+    """A part of a packed modality, and the column that it is exported to."""
 
     modality: str
     part: str
@@ -92,16 +97,15 @@ class _Column(NamedTuple):
 
 
 class SampleFiles:
-    """The samples of a dataset, each as an `ExportSample`.
+    """Reads the samples of a dataset, each as an `ExportSample`.
 
     Args:
         dataset: the dataset or view.
-        transcoding: how images are encoded again; None copies them.
-        only: names of the columns that are read; None for all.
+        transcoding: settings to encode images again; None copies them.
+        only: names of the columns to read; None reads all.
 
     Attributes:
-        columns: of every sample.
-        metadata: the modality that has the JSON, or None.
+        columns: the columns of every sample.
 
     Raises:
         ConfigError: the transcoding is unknown.
@@ -115,12 +119,12 @@ class SampleFiles:
         plan = {} if dataset.manifest is None else dataset.manifest.schema.get("pack", {})
         plans = {one["name"]: one for one in plan.get("modalities", ()) if one["name"] in dataset.names}
         takes = {name: plans.get(name, {}).get("take", "") for name in dataset.names}
-        self.metadata = next((name for name, take in takes.items() if take == "metadata"), None)
+        self._metadata = next((name for name, take in takes.items() if take == "metadata"), None)
         if not plans and (field := self._fields.get("metadata")) is not None and field.HOLDS_JSON:
-            self.metadata = "metadata"
+            self._metadata = "metadata"
         self._listing = next((name for name, take in takes.items() if take == "listing"), None)
-        skipped = {self.metadata, self._listing}
-        if self.metadata is not None:  # their values are in the JSON
+        skipped = {self._metadata, self._listing}
+        if self._metadata is not None:  # it has their values
             skipped |= {name for name, take in takes.items() if take == "json"}
         self._columns = [
             column
@@ -134,100 +138,107 @@ class SampleFiles:
         self._image = None if transcoding is None else _image_field(transcoding)
 
     def samples(self, start: int, stop: int) -> Iterator[ExportSample]:
-        """Yields the samples with the indices from `start` to before `stop`.
+        """Yields the samples from index `start` up to `stop`, which is not included.
 
         Raises:
             FormatError: a payload is damaged.
-            EncodeError: content cannot be a file.
+            EncodeError: a value cannot be written as a file.
         """
         ids = self._dataset.sample_ids
-        contents = list(dict.fromkeys(column.modality for column in self._columns))
-        names = [*contents, *(name for name in (self.metadata, self._listing) if name is not None)]
-        fields = {name: self._fields.get(name) for name in contents}
-        with_records = [name for name, field in fields.items() if field and not _keeps_files(field)]
-        for first in range(start, stop, BLOCK_SAMPLES):
-            block = range(first, min(first + BLOCK_SAMPLES, stop))
-            data = self._dataset.read_raw(block, names)
-            stored = self._dataset.stored(block, with_records)
-            for row, index in enumerate(block):
-                pieces: dict[str, list[_Piece]] = {}
-                for name in contents:
-                    payload = data[name][row]
-                    if payload is not None:
-                        place = stored[name][row] if name in stored else None
-                        record = b"" if place is None else place.metadata()
-                        pieces[name] = list(_pieces(fields[name], record, payload))
-                text, listing = (
-                    None if name is None or (payload := data[name][row]) is None else str(payload, "utf-8")
-                    for name in (self.metadata, self._listing)
-                )
-                yield self._sample(ids[index], pieces, text, listing)._replace(number=index)
+        names = list(dict.fromkeys(column.modality for column in self._columns))
+        names += [name for name in (self._metadata, self._listing) if name is not None]
+        for first in range(start, stop, BATCH_SAMPLES):
+            batch = range(first, min(first + BATCH_SAMPLES, stop))
+            payloads = self._dataset.read_payloads(batch, names, verify=True)
+            for row, index in enumerate(batch):
+                present = {name: payload for name in names if (payload := payloads[name][row]) is not None}
+                yield self._sample(index, ids[index], present)
 
-    def _sample(
-        self, sample_id: str, pieces: Mapping[str, Sequence[_Piece]], text: str | None, listing: str | None
+    def _sample(self, index: int, sample_id: str, payloads: Mapping[str, Payload]) -> ExportSample:
+        text: str | None = None
+        rows: list[_Row] = []
+        pieces: dict[str, list[_Piece]] = {}
+        for name, payload in payloads.items():
+            try:
+                if name == self._metadata:
+                    text = _json_text(payload.data)
+                elif name == self._listing:
+                    rows = _read_listing(_json_text(payload.data), posixpath.basename(sample_id))
+                else:
+                    pieces[name] = [*map(self._transcode, _pieces(self._fields.get(name), *payload))]
+            except (FormatError, LimitError) as error:
+                raise locate(error, name, (self._dataset.path, index)) from error
+            except (EncodeError, MediaError) as error:
+                raise EncodeError(f"sample {sample_id!a}, modality {name!r}: {error}") from error
+        return self._with_names(ExportSample(sample_id, text, {}, index), rows, pieces)
+
+    def _transcode(self, piece: _Piece) -> _Piece:
+        """Returns the piece, with an image encoded again if a transcoding is set."""
+        if self._image is None or not _is_image(piece.content):
+            return piece
+        extension = {"jpeg": "jpg"}.get(self._image.encoding, self._image.encoding)
+        content = self._image.encode(bytes(piece.content)).data
+        return piece._replace(content=content, extension=extension, is_transcoded=True)
+
+    def _with_names(
+        self, sample: ExportSample, rows: Sequence[_Row], pieces: Mapping[str, Sequence[_Piece]]
     ) -> ExportSample:
-        rows = [] if listing is None else _listed(listing, posixpath.basename(sample_id))
-        lists = _InterleavedLists(text if self._has_lists else None, posixpath.basename(member_key(sample_id)))
-        suffixes = {"json"}  # that are taken
+        """Returns the sample with its files, whose names follow from the listed rows, the JSON, or the modality."""
+        lists = _InterleavedLists(sample if self._has_lists else None, posixpath.basename(member_key(sample.key)))
+        suffixes = {"json"}
         parts: dict[str, ExportFile | Sequence[ExportFile] | None] = {}
         for modality, part, column in self._columns:
-            contents = [piece for piece in pieces.get(modality, ()) if piece.part == part]
+            chosen = [piece for piece in pieces.get(modality, ()) if piece.part == part]
             own = [(n, row.suffix) for n, row in enumerate(rows) if row.modality == modality and row.part in (part, "")]
             if rows and not own:  # such as the clock of a series, which is a modality of its own
-                contents = []
+                chosen = []
             files = []
-            for number, piece in enumerate(contents):
+            for number, piece in enumerate(chosen):
                 if column.kind == "text" and column.is_list and lists.has_text(piece):
                     continue
-                order, name = own[number] if len(own) == len(contents) else (len(suffixes), None)
-                if column.is_list and name is None and column.kind == "file":
-                    name = lists.image_suffix(piece.position)
-                file = self._file(column, part, piece, name, suffixes)._replace(order=order)
+                order, suffix = own[number] if len(own) == len(chosen) else (len(suffixes), None)
+                if column.is_list and suffix is None and column.kind == "file":
+                    suffix = lists.image_suffix(piece.position)
+                file = _file_of(column, part, piece, suffix, suffixes)._replace(order=order)
                 suffixes.add(file.suffix)
                 files.append(file)
                 if column.is_list and column.kind == "file":
                     lists.add_image(piece.position, file.suffix)
             parts[column.name] = None if not files else files if column.is_list else files[0]
-        return ExportSample(sample_id, lists.text() if self._has_lists else text, parts)
+        return sample._replace(json=lists.text() if self._has_lists else sample.json, parts=parts)
 
-    def _file(
-        self, column: ExportColumn, part: str, piece: _Piece, suffix: str | None, suffixes: set[str]
-    ) -> ExportFile:
-        """The file of a content, with the given suffix or one of its own that is not taken."""
-        content, extension = piece.content, piece.extension
-        if self._image is not None and _is_image(content):
-            content = self._image.encode(bytes(content)).data
-            extension = {"jpeg": "jpg"}.get(self._image.encoding, self._image.encoding)
-            suffix = None if suffix is None else f"{suffix.rpartition('.')[0]}.{extension}".lstrip(".")
-        role = (
-            "" if column.name in _KINDS or (part and column.name.rpartition("_")[0] in _KINDS) else _role(column.name)
-        )
-        if suffix is None or suffix in suffixes:
-            position = f".{piece.position}" if column.is_list else ""
-            suffix = f"{role}{position}.{extension}".lstrip(".")
-        if suffix in suffixes:
-            role = _role(column.name)
-            numbered = (f"{role}.{number}.{extension}" for number in range(len(suffixes) + 1))
-            suffix = next(one for one in (f"{role}.{extension}", *numbered) if one not in suffixes)
-        return ExportFile(suffix, content)
+
+def _file_of(column: ExportColumn, part: str, piece: _Piece, suffix: str | None, used: set[str]) -> ExportFile:
+    """Returns the file of a piece, with the suffix if it is free, else with one that is not in `used`."""
+    extension, role = piece.extension, re.sub(r"[./\\\s]", "_", column.name)  # a role is one part between dots
+    if suffix is not None and piece.is_transcoded:
+        suffix = f"{suffix.rpartition('.')[0]}.{extension}".lstrip(".")
+    if suffix is None or suffix in used:
+        is_kind = column.name in _KINDS or (part and column.name.rpartition("_")[0] in _KINDS)
+        position = f".{piece.position}" if column.is_list else ""
+        suffix = f"{'' if is_kind else role}{position}.{extension}".lstrip(".")
+    if suffix in used:
+        numbered = (f"{role}.{number}.{extension}" for number in range(len(used) + 1))
+        suffix = next(one for one in (f"{role}.{extension}", *numbered) if one not in used)
+    return ExportFile(suffix, piece.content)
 
 
 def _columns_of(name: str, field: Field | None, parts: Mapping[str, Mapping[str, Any]]) -> Iterator[_Column]:
-    """The columns of a modality: one, or one for each part of a composite that is not a value of the JSON."""
+    """Yields one column for a modality, or for a composite one for each part that is not a value of the JSON."""
     if field is None or not field.PARTS:
         inner = field if field is None or field.item_field is None else field.item_field
         is_list = inner is not field
         yield _Column(name, "", ExportColumn(name=name, field=inner, is_list=is_list, kind=_kind(inner)))
         return
     first = True
-    for part, described in field.PARTS.items():
+    for part, spec in field.PARTS.items():
         if parts.get(part, {}).get("take") == "json" or part in ("layout", "clip_score"):
             continue
         is_values = field.CONTENT_KIND == "series"
         is_main = part == "values" if is_values else first
         kind = "array" if is_values else "text" if part == "text" else "file"
         column = name if is_main else f"{name}_{part}"
-        yield _Column(name, part, ExportColumn(name=column, field=field, is_list=described.many, kind=kind))
+        yield _Column(name, part, ExportColumn(name=column, field=field, is_list=spec.many, kind=kind))
         first = False
 
 
@@ -237,53 +248,23 @@ def _kind(field: Field | None) -> str:
     return "array" if field is not None and field.CONTENT_KIND == "array" else "file"
 
 
-def _role(name: str) -> str:
-    """A modality's name as the role in a member's name, which is one part between dots."""
-    return re.sub(r"[./\\\s]", "_", name)
-
-
 def _image_field(transcoding: Transcoding) -> ImageField:
     if transcoding.format == "jpeg":
         return ImageField(encoding="jpeg", quality=transcoding.quality)
     return ImageField(encoding=transcoding.format)
 
 
-def _is_image(content: object) -> bool:
-    return not isinstance(content, np.ndarray) and (sniff_content_type(_view(content)) or "").startswith("image/")
+def _is_image(content: Buffer | npt.NDArray[Any]) -> bool:
+    return not isinstance(content, np.ndarray) and (sniff_content_type(content) or "").startswith("image/")
 
 
-def _view(content: Any) -> memoryview:
-    return as_bytes_view(content)
-
-
-# -- what a payload holds
-
-
-class _Whole:
-    """The data of a payload that is in memory; see `mm_assets.fields.shown.StoredBytes`."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self.size = len(data)
-
-    def read(self, offset: int, size: int) -> bytes:
-        return bytes(self._data[offset : offset + size])
-
-    def part(self, offset: int, size: int) -> _Whole:
-        return _Whole(self._data[offset : offset + size])
-
-    def whole(self) -> bytes:
-        return bytes(self._data)
-
-
-def _keeps_files(field: Field) -> bool:
-    """Whether the data of every payload are a file; audio that keeps files has samples where it was given arrays."""
-    return field.keeps_bytes and not field.PARTS and field.CONTENT_KIND != "audio"
+# -- the content of payloads
 
 
 def _pieces(field: Field | None, record: Buffer, data: Buffer) -> Iterator[_Piece]:
-    """The contents of a payload, in order."""
-    if field is None or _keeps_files(field):
+    """Yields the files of a payload in order."""
+    # Audio that keeps files stores samples if it was packed from arrays.
+    if field is None or (field.keeps_bytes and not field.PARTS and field.CONTENT_KIND != "audio"):
         yield _file_piece("", 0, data, field)
     elif (inner := field.item_field) is not None:
         for position, metadata, content in field.item_payloads(record, data):
@@ -296,7 +277,7 @@ def _pieces(field: Field | None, record: Buffer, data: Buffer) -> Iterator[_Piec
     elif field.PARTS:
         for item in field.items(record, data):
             if item.part == "text" and not field.keeps_part("text"):
-                shown = field.shown(record, _Whole(_view(data)))
+                shown = field.shown(record, Content.of(data))
                 assert isinstance(shown, ShownPair)
                 yield _Piece("text", 0, "npy", np.asarray(shown.tokens.ids))
             else:
@@ -306,21 +287,36 @@ def _pieces(field: Field | None, record: Buffer, data: Buffer) -> Iterator[_Piec
 
 
 def _file_piece(part: str, position: int, content: Buffer, field: Field | None) -> _Piece:
-    if field is not None and field.CONTENT_KIND == "json":
-        extension = "json"
-    elif part == "text" or (field is not None and field.CONTENT_KIND == "text"):
-        extension = "txt"
-    else:
-        extension = extension_of_content_type(sniff_content_type(content) or "") or "bin"
-    return _Piece(part, position, extension, content, is_stored=True)
+    kind = "text" if part == "text" else "file" if field is None else field.CONTENT_KIND
+    if kind in ("text", "json"):
+        _text(content)
+        return _Piece(part, position, "txt" if kind == "text" else "json", content)
+    extension = extension_of_content_type(sniff_content_type(content) or "") or "bin"
+    return _Piece(part, position, extension, content)
+
+
+def _text(data: Buffer) -> str:
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise corrupt(f"its text is not UTF-8: {error}") from error
+
+
+def _json_text(data: Buffer) -> str:
+    text = _text(data)
+    try:
+        parse_json(text, max_depth=None)
+    except ValueError as error:
+        raise corrupt(f"its JSON {error}") from error
+    return text
 
 
 def _value_piece(field: Field, record: Buffer, data: Buffer) -> _Piece:
-    """The content of a payload that is not stored as the file that it came from."""
-    shown = field.shown(record, _Whole(_view(data)))
+    """Returns the file of a payload that does not store the file that it was packed from."""
+    shown = field.shown(record, Content.of(data))
     match shown:
         case ShownFile():
-            return _file_piece("", 0, _view(data)[shown.offset : shown.offset + shown.size], None)
+            return _file_piece("", 0, as_bytes_view(data)[shown.offset : shown.offset + shown.size], None)
         case ShownMap() if sniff_content_type(data) in ("image/png", "image/tiff"):
             return _file_piece("", 0, data, None)
         case ShownMap():
@@ -328,7 +324,7 @@ def _value_piece(field: Field, record: Buffer, data: Buffer) -> _Piece:
         case ShownTokens():
             return _Piece("", 0, "npy", np.asarray(shown.ids))
         case ShownSamples():
-            return _Piece("", 0, "wav", _wav(shown, _view(data)))
+            return _Piece("", 0, "wav", _wav(shown, as_bytes_view(data)))
         case ShownValue(value=np.ndarray() as array):
             return _Piece("", 0, "npy", array)
         case ShownValue(value=str() as text):
@@ -341,7 +337,7 @@ def _value_piece(field: Field, record: Buffer, data: Buffer) -> _Piece:
 
 
 def _segments_piece(segments: Sequence[TimedSegment]) -> _Piece:
-    """Timed texts as subtitles, or as JSON if those do not give the same ones again."""
+    """Returns timed texts as subtitles, or as JSON if subtitles would change them."""
     blocks = (
         f"{number}\n{_clock(segment.start_seconds)} --> {_clock(segment.end_seconds)}\n{segment.text}\n"
         for number, segment in enumerate(segments, start=1)
@@ -355,7 +351,7 @@ def _segments_piece(segments: Sequence[TimedSegment]) -> _Piece:
 
 
 def _clock(seconds: float) -> str:
-    """A time as SubRip has it."""
+    """Returns a time in the notation of SubRip."""
     minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{milliseconds // 1000:02d},{milliseconds % 1000:03d}"
 
@@ -373,46 +369,52 @@ def _wav(shown: ShownSamples, data: memoryview) -> bytes:
 # -- names
 
 
-def _listed(listing: str, key: str) -> list[_Listed]:
-    """The content rows of a sample that are packed, in order, with the suffixes that their members had."""
+def _read_listing(listing: str, key: str) -> list[_Row]:
+    """Returns the packed content rows of a sample in order, with the suffixes of their members."""
     rows = []
-    for row in parse_json(listing):
-        name = posixpath.basename(row["member"] or "")
-        suffix = name.removeprefix(f"{key}.") if name.startswith(f"{key}.") else name.partition(".")[2]
-        if row.get("frame") is not None:
-            suffix = f"{row['frame']}.{suffix.rpartition('.')[2]}"
-        if row["in"] is not None:
-            rows.append(_Listed(row["in"], row.get("part", ""), suffix or None))
+    try:
+        for row in parse_json(listing):
+            name = posixpath.basename(row["member"] or "")
+            suffix = name.removeprefix(f"{key}.") if name.startswith(f"{key}.") else name.partition(".")[2]
+            if row.get("frame") is not None:
+                suffix = f"{row['frame']}.{suffix.rpartition('.')[2]}"
+            if row["in"] is not None:
+                rows.append(_Row(row["in"], row.get("part", ""), suffix or None))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise corrupt(f"is not a list of rows: {error!r}") from error
     return rows
 
 
 class _InterleavedLists:
-    """The lists of texts and of images in the JSON of an interleaved sample.
+    """Updates the lists of texts and images in the JSON of an interleaved sample.
 
     Args:
-        text: the JSON, or None.
-        key: base name of the sample's key.
+        sample: the sample with its JSON; None if it cannot have lists.
+        key: base name of the key in the names of its members.
     """
 
-    def __init__(self, text: str | None, key: str) -> None:
-        self._text = text
+    def __init__(self, sample: ExportSample | None, key: str) -> None:
+        self._text = text = None if sample is None else sample.json
         self._key = key
-        value = parse_json(text) if text is not None and (f'"{TEXTS}"' in text or f'"{IMAGES}"' in text) else None
-        self._value: dict[str, Any] = value if isinstance(value, dict) else {}
-        self._lists = {name: found for name in (TEXTS, IMAGES) if isinstance(found := self._value.get(name), list)}
+        has_lists = text is not None and (f'"{TEXTS}"' in text or f'"{IMAGES}"' in text)
+        self._value = sample.value if sample is not None and has_lists else {}
+        self._lists = {name: items for name in (TEXTS, IMAGES) if isinstance(items := self._value.get(name), list)}
         self._texts: dict[int, str] = {}
         self._images: dict[int, str] = {}
 
     def has_text(self, piece: _Piece) -> bool:
-        """Whether a text is an entry of the JSON, at its position."""
+        """Returns whether the JSON has a text at its position."""
         entries = self._lists.get(TEXTS, ())
-        if piece.position < len(entries) and entries[piece.position] == str(piece.content, "utf-8"):
-            self._texts[piece.position] = entries[piece.position]
-            return True
-        return False
+        if isinstance(piece.content, np.ndarray) or piece.position >= len(entries):
+            return False
+        text = str(piece.content, "utf-8")
+        if entries[piece.position] != text:
+            return False
+        self._texts[piece.position] = text
+        return True
 
     def image_suffix(self, position: int) -> str | None:
-        """The suffix of the member that the token at a position names, if it is one of this sample."""
+        """Returns the suffix of the member that the JSON names at a position, or None if it is of another sample."""
         tokens = self._lists.get(IMAGES, ())
         token = tokens[position] if position < len(tokens) else None
         if isinstance(token, str) and posixpath.basename(token).startswith(f"{self._key}."):
@@ -420,11 +422,11 @@ class _InterleavedLists:
         return None
 
     def add_image(self, position: int, suffix: str) -> None:
-        """Notes the file of an image."""
+        """Sets the file of an image."""
         self._images[position] = f"{self._key}.{suffix}"
 
     def text(self) -> str | None:
-        """The JSON whose lists have the texts and images of the sample, at their positions."""
+        """Returns the JSON with the sample's texts and images at their positions."""
         changed: dict[str, list[str | None]] = {}
         for name, items in ((TEXTS, self._texts), (IMAGES, self._images)):
             entries = self._lists.get(name)

@@ -14,22 +14,22 @@ from mm_assets.storage.store import Store
 
 __all__ = ["TarShardWriter", "WebDatasetExport"]
 
-_COPY_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 20
 _EMPTY = tarfile.TarInfo("").tobuf(tarfile.PAX_FORMAT)
 _EMPTY_CHECKSUM = int(_EMPTY[148:154], 8) - sum(_EMPTY[124:135])  # without the digits of the size
-_MAX_OCTAL = 8**11 - 1
+_MAX_OCTAL_BYTES = 8**11 - 1  # the size field of USTAR has eleven octal digits
 
 
 class TarShardWriter:
     """Writes samples as members of a tar: USTAR, or PAX for long names, without times and users.
 
     Attributes:
-        size: bytes of the archive so far.
+        size: bytes written so far.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb", buffering=_COPY_BYTES)
+        self._file = path.open("wb", buffering=BUFFER_BYTES)
         self.size = 0
 
     def write(self, sample: ExportSample) -> None:
@@ -49,10 +49,14 @@ class TarShardWriter:
         self._file.close()
         return {}
 
+    def abort(self) -> None:
+        """Closes the incomplete archive."""
+        self._file.close()
+
 
 def _header(name: str, size: int) -> bytes:
-    """Returns what `tarfile` writes before a member, for most names from its header of an empty one."""
-    if len(name) > tarfile.LENGTH_NAME or not name.isascii() or size > _MAX_OCTAL:
+    """Returns the header that `tarfile` writes for a member; short ASCII names reuse the header of an empty member."""
+    if len(name) > tarfile.LENGTH_NAME or not name.isascii() or size > _MAX_OCTAL_BYTES:
         member = tarfile.TarInfo(name)
         member.size = size
         return member.tobuf(tarfile.PAX_FORMAT)
@@ -66,7 +70,6 @@ class WebDatasetExport:
 
     VERSION: ClassVar[int] = 1
     SUFFIX: ClassVar[str] = ".tar"
-    KEEPS_KEYS: ClassVar[bool] = False
     source: ClassVar[type[Source]] = TarSource
 
     @staticmethod
@@ -81,4 +84,4 @@ class WebDatasetExport:
 
     @staticmethod
     def finish(store: Store, columns: Sequence[ExportColumn], shards: Sequence[ShardFacts]) -> None:
-        """Nothing: the shards are all."""
+        """Writes nothing: tars need no index."""

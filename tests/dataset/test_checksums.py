@@ -28,6 +28,7 @@ DECODED: dict[str, Callable[[Dataset], Any]] = {
     "modality": lambda data: data.read_modality("text", [0, 4])[1],
     "batch": lambda data: data.read_batch([4, 0], ["text"])["text"].values[0],
     "threads": lambda data: data.read_batch([4, 0], ["text"], threads=2)["text"].values[0],
+    "payloads": lambda data: str(data.read_payloads([4, 0], ["text"])["text"][0].data, "utf-8"),
     "arrow": lambda data: data.to_arrow(modalities=["text"])["text"][4].as_py(),
     "view": lambda data: data.select([0, 4])[1]["text"],
     "copy": lambda data: pickle.loads(pickle.dumps(data))[4]["text"],

@@ -123,8 +123,7 @@ class TestContent:
                         summary = writer.close()
             if world_size > 1:
                 summary = mm_assets.merge(folder)
-            found, expected = content(folder), content(file)
-            assert list(found.items()) == list(expected.items())
+            assert list(content(folder).items()) == list(content(file).items())
             assert summary.num_samples == len(sizes)
             assert summary.num_present == single.close().num_present
             with mm_assets.open(folder) as data:
@@ -347,22 +346,22 @@ class TestRefusals:
     def test_folders_of_something_else(self, tmp_path: Path) -> None:
         """A folder with other files, or with the shards of another number of ranks, is left as it is."""
         (tmp_path / "manifest.json").write_text("{}")
-        with pytest.raises(ConfigError, match=r"holds manifest\.json, which this writer did not write"):
+        with pytest.raises(ConfigError, match=r"contains manifest\.json, which this writer did not write"):
             mm_assets.create(tmp_path, FIELDS, resume=True)
         assert os.listdir(tmp_path) == ["manifest.json"]
         write(tmp_path / "x", range(2), rank=1, world_size=3)
-        with pytest.raises(ConfigError, match=r"holds writer-00001-of-00003\.json"):
+        with pytest.raises(ConfigError, match=r"contains writer-00001-of-00003\.json"):
             mm_assets.create(tmp_path / "x", FIELDS, rank=1, world_size=2)
         write(tmp_path / "x", range(2), rank=0, world_size=3)
 
     def test_earlier_shards(self, tmp_path: Path) -> None:
         """They are continued only on demand, with the same fields and format; the message says from where."""
         write(tmp_path / "x", range(5), shard_samples=2)
-        with pytest.raises(ConfigError, match=r"holds 5 samples in 3 shards already\. Pass resume=True, and write "):
+        with pytest.raises(ConfigError, match=r"already contains 5 samples in 3 shards\. Pass resume=True, and write "):
             mm_assets.create(tmp_path / "x", FIELDS)
         with pytest.raises(SchemaMismatchError, match=r"have value: BytesField.*this writer have text: TextField"):
             mm_assets.create(tmp_path / "x", {"text": TextField()}, resume=True)
-        with pytest.raises(SchemaMismatchError, match="its shards are mstr, but those of this writer mult"):
+        with pytest.raises(SchemaMismatchError, match="its shards are mstr, but the shards of this writer are mult"):
             mm_assets.create(tmp_path / "x", FIELDS, format="mult", resume=True)
 
     def test_two_writers_of_one_rank(self, tmp_path: Path) -> None:
@@ -396,10 +395,10 @@ class TestMerge:
     def test_ranks_that_do_not_belong_together(self, tmp_path: Path) -> None:
         """Missing, unfinished and different ranks are refused, each with its number; then no manifest is written."""
         folder = tmp_path / "x"
-        with pytest.raises(SourceError, match=r"holds no shards of mm_assets\.create"):
+        with pytest.raises(SourceError, match=r"has no shards of mm_assets\.create"):
             mm_assets.merge(folder)
         write(folder, range(3), rank=1, world_size=3)
-        with pytest.raises(SourceError, match="has nothing of 2 ranks of 3: 0, 2"):
+        with pytest.raises(SourceError, match="lacks 2 ranks of 3: 0, 2"):
             mm_assets.merge(folder)
         write(folder, range(3, 5), rank=0, world_size=3)
         writer = mm_assets.create(folder, FIELDS, rank=2, world_size=3)
@@ -427,7 +426,7 @@ class TestMerge:
         path = sorted((tmp_path / "x" / "packed").iterdir())[1]
         whole = path.read_bytes()
         for damaged, kind, message in (
-            (whole[:-1], SourceError, f"{path.name}: is of {len(whole) - 1} bytes, but its writer wrote {len(whole)}"),
+            (whole[:-1], SourceError, f"{path.name}: has {len(whole) - 1} bytes, but its writer wrote {len(whole)}"),
             (bytes(len(whole)), FormatError, path.name),
             (None, SourceError, f"{path.name}: is missing"),
         ):
@@ -515,7 +514,7 @@ class TestObjectStorage:
             for i in indices[:7]:
                 writer.write(f"id-{i}", sample(i))
             writer.abort()
-            with pytest.raises(ConfigError, match="holds 5 samples in 1 shard already"):
+            with pytest.raises(ConfigError, match="already contains 5 samples in 1 shard"):
                 mm_assets.create(url, FIELDS, **place)
             with mm_assets.create(url, FIELDS, resume=True, **place) as writer:
                 for i in indices[len(writer) :]:

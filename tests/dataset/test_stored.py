@@ -37,17 +37,18 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> mm_assets.Dataset
 def test_stored_payloads_decode_to_the_values(dataset: mm_assets.Dataset) -> None:
     """Record and data of a stored payload are what the field decodes, whole, absent or in a view of samples."""
     view = dataset.select([39, 0, 21, 21])
-    stored = view.stored(range(4))
+    stored, payloads = view.stored(range(4)), view.read_payloads(range(4))
     for row, sample in enumerate(view[[0, 1, 2, 3]]):
         for name, value in sample.items():
             payload = stored[name][row]
             if value is None:
-                assert payload is None
+                assert payload is payloads[name][row] is None
                 continue
             assert payload is not None
             decoded = dataset.fields[name].decode(payload.metadata(), payload.read(0, payload.size))
             assert np.array_equal(decoded, value)
             assert payload.is_whole()
+            assert payloads[name][row] == (payload.metadata(), payload.read(0, payload.size))
 
 
 @settings(deadline=None)

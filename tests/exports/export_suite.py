@@ -1,12 +1,13 @@
-"""What every export promises, as tests: the same samples, payloads and bytes again, from any kind of dataset."""
+"""Tests that every export passes: the same samples, payloads and bytes again, from any kind of dataset."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import tarfile
 from abc import ABC
 from collections.abc import Mapping
-from itertools import islice
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mm_assets
-from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.errors import ConfigError, FormatError, MmAssetsError
 from mm_assets.exports import EXPORTS, ExportProgress, export
 from mm_assets.fields import (
     BytesField,
@@ -64,22 +65,38 @@ _SAMPLES = st.fixed_dictionaries(
 
 
 def payloads(path: Path | str) -> dict[str, str]:
-    """A digest of ids, records and data of each modality of a dataset."""
+    """Returns a digest of the ids, records and data of each modality of a dataset."""
     with mm_assets.open(path) as dataset:
-        found = {}
+        digests = {}
         for name in dataset.names:
             digest = hashlib.sha256()
-            for sample_id, payload in zip(
-                dataset.sample_ids, dataset.stored(range(len(dataset)), [name])[name], strict=True
-            ):
-                content = b"absent" if payload is None else payload.metadata() + payload.read(0, payload.size)
+            column = dataset.read_payloads(range(len(dataset)), [name])[name]
+            for sample_id, payload in zip(dataset.sample_ids, column, strict=True):
+                content = b"absent" if payload is None else b"".join(payload)
                 digest.update(repr((sample_id, hashlib.sha256(content).hexdigest())).encode())
-            found[name] = digest.hexdigest()
-        return found
+            digests[name] = digest.hexdigest()
+        return digests
+
+
+def packed(path: Path, samples: Mapping[str, Mapping[str, Any]], fields: Mapping[str, Field]) -> Path:
+    """Returns the path of a packed file with these values."""
+    with mm_assets.create(path, fields, fsync=False) as writer:
+        for sample_id, sample in samples.items():
+            writer.write(sample_id, sample)
+    return path
+
+
+class InterruptionError(Exception):
+    """Ends an export after its first shard."""
+
+
+def interrupt(progress: ExportProgress) -> None:
+    """Interrupts an export."""
+    raise InterruptionError
 
 
 def first_samples(shard: Path, target: Path, number: int) -> Path:
-    """A shard with the first samples of another."""
+    """Returns the path of a shard with the first samples of another."""
     with tarfile.open(shard) as tar, tarfile.open(target, "w") as small:
         keys: dict[str, None] = {}
         for member in tar:
@@ -90,13 +107,22 @@ def first_samples(shard: Path, target: Path, number: int) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of an export but its summary."""
+    """Returns the files of an export except its summary."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files if path.name != "export.json"}
 
 
+def open_files(folder: Path) -> list[str]:
+    """Returns the files below a folder that this process has open, deleted ones included."""
+    names = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the listing itself
+            names.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [name for name in names if name.startswith(str(folder))]
+
+
 class ExportSuite(ABC):
-    """Tests that every export passes.
+    """Tests of one format.
 
     Attributes:
         format: its name in `EXPORTS`.
@@ -108,20 +134,19 @@ class ExportSuite(ABC):
 
     @pytest.fixture
     def numbers(self, tmp_path: Path) -> Path:
-        """A packed file of 30 samples, of which many lack something."""
-        path = tmp_path / "numbers.mstr"
-        with mm_assets.create(path, FIELDS, fsync=False) as writer:
-            for i in range(30):
-                sample: dict[str, Any] = {
-                    "image": None if i % 3 == 2 else bytes(range(i)),
-                    "text": f"text {i} é" if i % 4 else None,
-                    "state": np.arange(i, dtype=np.int16).reshape(-1, 1) if i % 5 else None,
-                    "label": i / 2,
-                    "pages": [(n, bytes([n, i])) for n in range(i % 4)],
-                    "metadata": {"i": i} if i % 7 else None,
-                }
-                writer.write(f"folder/{i:02d}", sample)
-        return path
+        """Returns the path of a packed file of 30 samples; many of them lack something."""
+        samples: dict[str, dict[str, Any]] = {
+            f"folder/{i:02d}": {
+                "image": None if i % 3 == 2 else bytes(range(i)),
+                "text": f"text {i} é" if i % 4 else None,
+                "state": np.arange(i, dtype=np.int16).reshape(-1, 1) if i % 5 else None,
+                "label": i / 2,
+                "pages": [(n, bytes([n, i])) for n in range(i % 4)],
+                "metadata": {"i": i} if i % 7 else None,
+            }
+            for i in range(30)
+        }
+        return packed(tmp_path / "numbers.mstr", samples, FIELDS)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_an_export_is_packed_to_the_same_payloads(self, tmp_path: Path, demo_shards: Path, kind: str) -> None:
@@ -137,14 +162,7 @@ class ExportSuite(ABC):
         assert after == before
 
     def test_an_interrupted_export_goes_on(self, tmp_path: Path, numbers: Path) -> None:
-        """A second run writes the shards that are missing; the result is that of one run."""
-
-        class InterruptionError(Exception):
-            """Ends an export after its first shard."""
-
-        def interrupt(progress: ExportProgress) -> None:
-            raise InterruptionError
-
+        """A second run writes the missing shards, and gives the same files as a single run."""
         with pytest.raises(InterruptionError):
             export(numbers, self.format, tmp_path / "out", shard_samples=11, progress=interrupt)
         summary = export(numbers, self.format, tmp_path / "out", shard_samples=11)
@@ -154,7 +172,7 @@ class ExportSuite(ABC):
             assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
     def test_a_folder_with_something_else_is_refused(self, tmp_path: Path, numbers: Path) -> None:
-        """A complete export, an interrupted one of other samples, and other files are never mixed."""
+        """A complete export, an interrupted one of another version of the file, and other files are never mixed."""
         export(numbers, self.format, tmp_path / "out")
         with pytest.raises(ConfigError, match="complete export"):
             export(numbers, self.format, tmp_path / "out")
@@ -162,23 +180,35 @@ class ExportSuite(ABC):
         (tmp_path / "other" / "file").touch()
         with pytest.raises(ConfigError, match="other files"):
             export(numbers, self.format, tmp_path / "other")
-
-    def test_an_interrupted_export_of_a_rewritten_file_is_refused(self, tmp_path: Path) -> None:
-        """Shards of two versions of a packed file are never one export."""
-
-        def interrupt(progress: ExportProgress) -> None:
-            raise InterruptedError
-
-        path = tmp_path / "a.mult"
-        for text in ("one", "two"):
-            with mm_assets.create(path, {"text": TextField()}, fsync=False) as writer:
-                for n in range(4):
-                    writer.write(str(n), {"text": text})
-            if text == "one":
-                with pytest.raises(InterruptedError):
-                    export(path, self.format, tmp_path / "out", shard_samples=2, progress=interrupt)
+        with pytest.raises(InterruptionError):
+            export(numbers, self.format, tmp_path / "part", progress=interrupt)
+        packed(numbers, {f"folder/{n:02d}": {"label": 1} for n in range(30)}, FIELDS)
         with pytest.raises(ConfigError, match="interrupted export of other samples"):
-            export(path, self.format, tmp_path / "out", shard_samples=2)
+            export(numbers, self.format, tmp_path / "part")
+
+    def test_a_damaged_dataset_is_not_exported(self, tmp_path: Path, numbers: Path) -> None:
+        """A payload that does not match its checksum fails the export, also of an open dataset; no file stays open."""
+        data = bytearray(numbers.read_bytes())
+        data[data.find(bytes(range(28))) + 20] ^= 1  # the largest image
+        numbers.write_bytes(data)
+        with (
+            mm_assets.open(numbers, verify=False) as dataset,
+            pytest.raises(FormatError, match="sample 28, modality 'image'"),
+        ):
+            export(dataset, self.format, tmp_path / "out")
+        assert not open_files(tmp_path / "out")
+
+    @pytest.mark.parametrize(
+        ("name", "data"), [("text", b"\xff"), ("metadata", b"{"), ("metadata", b"\xff"), ("state", b""), ("cues", b"x")]
+    )
+    def test_a_payload_that_contradicts_its_field_is_refused(self, tmp_path: Path, name: str, data: bytes) -> None:
+        """The error names the sample and the modality, and the incomplete shard is closed."""
+        with mm_assets.create(tmp_path / "a.mstr", FIELDS, fsync=False) as writer:
+            writer.write("a", {"text": "t"})
+            writer.write_payloads("b", {name: (bytes(FIELDS[name].metadata_type.itemsize), data)})
+        with pytest.raises(FormatError, match=f"sample 1, modality {name!r}") as caught:
+            export(tmp_path / "a.mstr", self.format, tmp_path / "out")
+        assert not open_files(tmp_path / "out"), caught
 
     def test_damage_is_found_at_the_end(self, tmp_path: Path, numbers: Path) -> None:
         """A shard whose bytes are not those that were written fails the export."""
@@ -187,8 +217,7 @@ class ExportSuite(ABC):
             if not progress.is_check:
                 for path in (tmp_path / "out").rglob(f"*{EXPORTS[self.format].SUFFIX}"):
                     data = bytearray(path.read_bytes())
-                    at = data.find(bytes(range(28)))  # the largest image
-                    data[at + 20] ^= 1
+                    data[data.find(bytes(range(28))) + 20] ^= 1  # the largest image
                     path.write_bytes(data)
 
         with pytest.raises(MmAssetsError):
@@ -196,7 +225,7 @@ class ExportSuite(ABC):
         assert not (tmp_path / "out" / "export.json").exists()
 
     def test_views_are_exported(self, tmp_path: Path, numbers: Path) -> None:
-        """A selection of samples and modalities is exported in its order; shards end by size."""
+        """A selection of samples and modalities is exported in its order; the size of shards is limited."""
         with mm_assets.open(numbers) as dataset:
             view = dataset.select([28, 1, 4, 25]).select_modalities(["image", "metadata"])
             summary = export(view, self.format, tmp_path / "out", shard_bytes=33)
@@ -208,10 +237,8 @@ class ExportSuite(ABC):
     def test_any_samples_come_back(
         self, tmp_path_factory: pytest.TempPathFactory, ids: list[str], samples: list[dict[str, Any]]
     ) -> None:
-        """Whatever ids and values there are, what is read again is what was written: the export checks it itself."""
+        """Any ids and values are read back as they were written; the export itself checks that."""
         folder = tmp_path_factory.mktemp("any")
-        with mm_assets.create(folder / "a.mult", FIELDS, fsync=False) as writer:
-            for sample_id, sample in islice(zip(ids, samples, strict=False), 4):
-                writer.write(sample_id, sample)
-        summary = export(folder / "a.mult", self.format, folder / "out", shard_samples=2)
+        path = packed(folder / "a.mult", dict(zip(ids, samples, strict=False)), FIELDS)
+        summary = export(path, self.format, folder / "out", shard_samples=2)
         assert summary.num_samples == len(ids)

@@ -1,4 +1,4 @@
-"""Tests of exports to Lance: what Lance itself reads, and the same dataset from it again."""
+"""Tests of exports to Lance: the suite, and the columns that Lance itself reads."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mm_assets
 from mm_assets.exports import export
 from mm_assets.fields import JSONField, NDArrayField, SequenceField, TextField
 from mm_assets.fields.plain import BytesField
 
-from .export_suite import ExportSuite
+from .export_suite import ExportSuite, packed
 
 lance = pytest.importorskip("lance", reason="the lance extra is not installed")
 
 
 class TestLance(ExportSuite):
     format = "lance"
-    is_deterministic = False  # the files that describe the dataset have the time and a random name
+    is_deterministic = False  # the files that describe the dataset contain the time and a random name
 
 
 def test_columns_have_the_types_of_their_fields(tmp_path: Path) -> None:
     """Arrays of one shape are lists of fixed size, lists are lists, and a reserved name is changed."""
-    path = tmp_path / "x.mstr"
     fields = {
         "state": NDArrayField("float16", (2, 2)),
         "free": NDArrayField(),
@@ -36,9 +34,7 @@ def test_columns_have_the_types_of_their_fields(tmp_path: Path) -> None:
         {"state": np.array([[1, 2], [3, 4]], np.float16), "free": np.arange(3), "json": "t", "metadata": {"a": 1}},
         {"pages": [(0, b"p"), (1, b"q")]},
     ]
-    with mm_assets.create(path, fields, fsync=False) as writer:
-        for number, sample in enumerate(samples):
-            writer.write(str(number), {name: sample.get(name) for name in fields})
+    path = packed(tmp_path / "x.mstr", {str(number): sample for number, sample in enumerate(samples)}, fields)
     for out in ("a", "b"):
         export(path, "lance", tmp_path / out, shard_samples=1)
     dataset = lance.dataset(str(tmp_path / "a"))

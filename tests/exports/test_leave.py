@@ -1,4 +1,4 @@
-"""The script of `mm-assets leave` reads packed files as this project does, with Python alone."""
+"""Tests of the script of `mm-assets leave`, which reads packed files with Python alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The LeRobot export: what is read again, what describes it, what is left out, and what is refused."""
+"""Tests of exports to LeRobot: episodes, the files that describe them, and samples that are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-import mm_assets
 from mm_assets.errors import EncodeError, MmAssetsError
 from mm_assets.exports import ExportProgress, export
 from mm_assets.fields import (
@@ -33,7 +32,8 @@ from mm_assets.storage.files import SourceFile
 
 from ..pipeline.chain import declare, run_chain
 from ..sources.robots import FPS, clip
-from .export_suite import UNCHECKED, contents, payloads
+from .export_suite import UNCHECKED, InterruptionError, contents, interrupt, open_files, payloads
+from .export_suite import packed as pack
 
 CAMERA = "observation.images.top"
 FIELDS: Mapping[str, Field] = {
@@ -56,7 +56,7 @@ def picture(level: int, size: int = 4) -> bytes:
 
 
 def episode(length: int, number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A sample with everything; changes replace values, None removes them."""
+    """Returns a sample with all modalities; `changes` replace values, and None removes them."""
     sample = {
         "state": np.full((length, 2), number, np.float32),
         "force": np.arange(length * 6, dtype=np.int16).reshape(length, 2, 3),
@@ -75,7 +75,7 @@ def episode(length: int, number: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def fragmented(content: bytes) -> bytes:
-    """An MP4 whose header does not have its frames."""
+    """Returns an MP4 whose header does not list its frames."""
     import av
 
     target = io.BytesIO()
@@ -90,24 +90,21 @@ def fragmented(content: bytes) -> bytes:
 
 
 def packed(path: Path, samples: Mapping[str, Mapping[str, Any]], fields: Mapping[str, Field] = FIELDS) -> Path:
-    with mm_assets.create(path, fields, fsync=False) as writer:
-        for key, sample in samples.items():
-            writer.write(key, sample)
-    return path
+    return pack(path, samples, fields)
 
 
 def members(out: Path) -> dict[str, bytes]:
-    """What this project's source reads of an export."""
-    found: dict[str, bytes] = {}
+    """Returns the members that this project's source reads from an export."""
+    result: dict[str, bytes] = {}
     for path in sorted(out.glob("data/*/*.parquet")):
         with SourceFile(str(path)) as file:
             for member, content in LeRobotSource(file).payloads(wanted=lambda _: True, max_bytes=1 << 30):
-                found[member.member] = content
-    return found
+                result[member.member] = content
+    return result
 
 
 def episodes(out: Path) -> Sequence[Mapping[str, Any]]:
-    """The table of episodes."""
+    """Returns the table of episodes."""
     rows: list[dict[str, Any]] = []
     for path in sorted(out.glob("meta/episodes/*/*.parquet")):
         rows += pq.read_table(path).to_pylist()
@@ -116,23 +113,23 @@ def episodes(out: Path) -> Sequence[Mapping[str, Any]]:
 
 class TestLeRobot:
     def test_an_episode_has_its_features_again(self, tmp_path: Path) -> None:
-        """Keys, JSON, arrays, videos and images are read as they were packed, under the names of features."""
+        """Keys, JSON, arrays, videos and images are read as they were packed, with the names of features."""
         samples = {"run/a": episode(3), "run/b": episode(5, 1), "c.d": episode(2, 2)}
         export(packed(tmp_path / "a.mult", samples), "lerobot", tmp_path / "out", shard_samples=2)
-        found = members(tmp_path / "out")
+        files = members(tmp_path / "out")
         for key, sample in (("run/a", samples["run/a"]), ("run/b", samples["run/b"]), ("c%2Ed", samples["c.d"])):
             for name, role in (("state", "observation.state"), ("force", "force"), ("timestamp", "timestamp")):
-                array = np.load(io.BytesIO(found.pop(f"{key}.{role}.npy")))
+                array = np.load(io.BytesIO(files.pop(f"{key}.{role}.npy")))
                 assert array.dtype == sample[name].dtype
                 np.testing.assert_array_equal(array, sample[name])
-            assert found.pop(f"{key}.{CAMERA}.mp4") == sample["top"]
+            assert files.pop(f"{key}.{CAMERA}.mp4") == sample["top"]
             for frame, image in sample["left"]:
-                assert found.pop(f"{key}.observation.images.left.{frame}.png") == image
-            assert json.loads(found.pop(f"{key}.json")) == sample["metadata"]
-        assert not found
+                assert files.pop(f"{key}.observation.images.left.{frame}.png") == image
+            assert json.loads(files.pop(f"{key}.json")) == sample["metadata"]
+        assert not files
 
     def test_the_folder_is_described(self, tmp_path: Path) -> None:
-        """Episodes and frames are numbered through all shards; tasks, features and statistics are those of all."""
+        """Episodes and frames are numbered through all shards; tasks, features and statistics describe all of them."""
         samples = {"a": episode(3), "b": episode(5, 1), "c": episode(2, 2)}
         export(packed(tmp_path / "a.mult", samples), "lerobot", tmp_path / "out", shard_samples=2)
         info = json.loads((tmp_path / "out/meta/info.json").read_bytes())
@@ -173,25 +170,25 @@ class TestLeRobot:
         ("samples", "message"),
         [
             ([], "no samples"),
-            ([episode(2, state=None, force=None, embedding=None, timestamp=None)], "no arrays"),
-            ([episode(2), episode(2, top=None)], "lacks 'top'"),
+            ([episode(2, state=None, force=None, embedding=None, timestamp=None)], "no array with"),
+            ([episode(2), episode(2, top=None)], "sample 's1': lacks 'top'"),
             ([episode(2), episode(2, force=None)], "lacks 'force'"),
             ([episode(2), episode(2, state=np.zeros((2, 3), np.float32))], "has frames of"),
             ([episode(2), episode(2, state=np.zeros((3, 2), np.float32))], "no value of 'state' for each frame"),
-            ([episode(2, timestamp=np.zeros((2, 2)))], "not a number for each frame"),
-            ([episode(2, top=clip(3))], "'top' has 3 frames, the arrays 2"),
+            ([episode(2, timestamp=np.zeros((2, 2)))], "does not have one number for each frame"),
+            ([episode(2, top=clip(3))], "sample 's0': 'top' has 3 frames, but the arrays have 2"),
             ([episode(3, timestamp=np.array([0, 0.1, 0.3]))], "leave 'timestamp' or the video out"),
             ([episode(2, timestamp=1.7e9 + np.arange(2) / FPS)], "as float32"),
             ([episode(2, timestamp=np.arange(2) / FPS - 1)], "starts at -1.0 s"),
-            ([episode(2, top=fragmented(clip(2)))], "states 0 frames and has 2"),
+            ([episode(2, top=fragmented(clip(2)))], "says 0 frames, but it has 2"),
             ([episode(2, left=[(0, picture(0)), (1, picture(0, 5))])], "images have the sizes"),
-            ([episode(2, left=[(0, picture(0))])], "'left' has 1 frames, the arrays 2"),
+            ([episode(2, left=[(0, picture(0))])], "'left' has 1 frame, but the arrays have 2"),
             (
                 [episode(2), episode(2, left=[(n, picture(0, 5)) for n in range(2)])],
                 "pictures of 4 x 4 x 1 and 5 x 5 x 1",
             ),
-            ([episode(2), episode(2, metadata={"fps": 5})], "5 frames per second, other samples 10"),
-            ([episode(2, timestamp=None, metadata=None, top=None)], "how many frames there are per second"),
+            ([episode(2), episode(2, metadata={"fps": 5})], "5 frames per second, but other samples 10"),
+            ([episode(2, timestamp=None, metadata=None, top=None)], "frames per second is unknown"),
         ],
     )
     def test_what_cannot_be_an_episode_is_refused(
@@ -199,9 +196,10 @@ class TestLeRobot:
     ) -> None:
         """Samples that LeRobot could not read, or that differ in their features, are refused with the reason."""
         path = packed(tmp_path / "a.mult", {f"s{n}": sample for n, sample in enumerate(samples)})
-        with pytest.raises(EncodeError, match=message):
+        with pytest.raises(EncodeError, match=message) as caught:
             export(path, "lerobot", tmp_path / "out")
         assert not (tmp_path / "out/export.json").exists()
+        assert not open_files(tmp_path / "out"), caught
 
     def test_sizes_of_shards_are_compared(self, tmp_path: Path) -> None:
         """A camera whose pictures have another size in another shard is refused."""
@@ -210,14 +208,7 @@ class TestLeRobot:
             export(packed(tmp_path / "a.mult", samples), "lerobot", tmp_path / "out", shard_samples=1)
 
     def test_an_interrupted_export_goes_on(self, tmp_path: Path) -> None:
-        """A second run writes the shards that are missing; the result is that of one run."""
-
-        class InterruptionError(Exception):
-            """Ends an export after its first shard."""
-
-        def interrupt(progress: ExportProgress) -> None:
-            raise InterruptionError
-
+        """A second run writes the missing shards, and gives the same files as a single run."""
         path = packed(tmp_path / "a.mult", {f"s{n}": episode(2, n) for n in range(3)})
         with pytest.raises(InterruptionError):
             export(path, "lerobot", tmp_path / "out", shard_samples=1, progress=interrupt)
@@ -274,7 +265,7 @@ class TestLeRobot:
         dtype: str,
         task: str | None,
     ) -> None:
-        """Arrays of any type and shape are read again as they were written: the export checks it itself."""
+        """Arrays of any type and shape are read back as they were written; the export itself checks that."""
         folder = tmp_path_factory.mktemp("any")
         fields = {"action": NDArrayField(), "metadata": JSONField()}
         samples = {

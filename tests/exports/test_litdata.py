@@ -1,4 +1,4 @@
-"""The LitData export passes the suite, and its index has the fields that `litdata` reads."""
+"""Tests of exports to LitData: the suite, and the fields of the index."""
 
 from __future__ import annotations
 

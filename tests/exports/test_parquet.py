@@ -15,13 +15,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import mm_assets
 from mm_assets.exports import export
 from mm_assets.exports import parquet as shards
 from mm_assets.fields import (
     AudioField,
     BytesField,
-    Field,
     ImageField,
     JSONField,
     NDArrayField,
@@ -30,7 +28,7 @@ from mm_assets.fields import (
 )
 
 from ..pipeline.shards import png
-from .export_suite import ExportSuite
+from .export_suite import ExportSuite, packed
 
 FILE = {"bytes": {"dtype": "binary", "_type": "Value"}, "path": {"dtype": "string", "_type": "Value"}}
 TEXT = {"dtype": "string", "_type": "Value"}
@@ -40,28 +38,19 @@ def value(dtype: str) -> dict[str, str]:
     return {"dtype": dtype, "_type": "Value"}
 
 
-def listed(feature: Any) -> dict[str, Any]:
+def sequence(feature: Any) -> dict[str, Any]:
     return {"feature": feature, "_type": "Sequence"}
 
 
-def packed(folder: Path, fields: dict[str, Field], samples: dict[str, dict[str, Any]]) -> Path:
-    """A packed file of these values."""
-    path = folder / "x.mult"
-    with mm_assets.create(path, fields, fsync=False) as writer:
-        for sample_id, sample in samples.items():
-            writer.write(sample_id, sample)
-    return path
-
-
 def table_of(out: Path) -> list[dict[str, Any]]:
-    """The rows of all shards."""
+    """Returns the rows of all shards."""
     return [row for path in sorted(out.rglob("*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
 def features_of(out: Path) -> dict[str, Any]:
     metadata = pq.read_schema(next(out.rglob("*.parquet"))).metadata
-    found: dict[str, Any] = json.loads(metadata[b"huggingface"])["info"]["features"]
-    return found
+    features: dict[str, Any] = json.loads(metadata[b"huggingface"])["info"]["features"]
+    return features
 
 
 class TestHuggingFace(ExportSuite):
@@ -93,18 +82,18 @@ class TestColumns:
             },
             "b": {"pose": np.zeros((2, 4), np.float32), "state": np.arange(2, dtype=np.int16)},
         }
-        summary = export(packed(tmp_path, fields, samples), "hf", tmp_path / "out")
+        summary = export(packed(tmp_path / "x.mult", samples, fields), "hf", tmp_path / "out")
         assert [shard.files for shard in summary.shards] == [["data/train-00000-of-00001.parquet"]]
         assert features_of(tmp_path / "out") == {
             "__key__": TEXT,
             "n": value("int64"),
             "image": {"_type": "Image"},
-            "pages": listed({"_type": "Image"}),
+            "pages": sequence({"_type": "Image"}),
             "audio": {"_type": "Audio"},
             "text": TEXT,
             "raw": FILE,
             "pose": {"shape": [None, 4], "dtype": "float32", "_type": "Array2D"},
-            "state": listed(value("int16")),
+            "state": sequence(value("int16")),
             "json": TEXT,
             "__members__": TEXT,
         }
@@ -118,7 +107,7 @@ class TestColumns:
     def test_samples_of_audio_are_files(self, tmp_path: Path) -> None:
         """Audio that was packed from an array is a WAV file with its rate, and audio files are as they are."""
         wave = np.linspace(-1, 1, 80, dtype=np.float32)
-        path = packed(tmp_path, {"audio": AudioField()}, {"a": {"audio": (wave, 8000)}})
+        path = packed(tmp_path / "x.mult", {"a": {"audio": (wave, 8000)}}, {"audio": AudioField()})
         export(path, "hf", tmp_path / "out")
         (row,) = table_of(tmp_path / "out")
         assert row["audio"]["path"] == "a.wav"
@@ -134,7 +123,7 @@ class TestColumns:
             {"far": 0.5, "words": ["a", None], "bell\7": 1},
         ]
         samples = {str(n): {"metadata": row, "text": "t"} for n, row in enumerate(rows)}
-        path = packed(tmp_path, {"metadata": JSONField(), "text": TextField()}, samples)
+        path = packed(tmp_path / "x.mult", samples, {"metadata": JSONField(), "text": TextField()})
         export(path, "hf", tmp_path / "out")
         features = features_of(tmp_path / "out")
         assert {
@@ -146,13 +135,13 @@ class TestColumns:
             "x": value("float64"),
             "t": TEXT,
             "ok": value("bool"),
-            "boxes": listed(value("int64")),
-            "words": listed(TEXT),
+            "boxes": sequence(value("int64")),
+            "words": sequence(TEXT),
         }
-        found = table_of(tmp_path / "out")
-        assert [row["x"] for row in found] == [0.5, 2.0, None]
-        assert [row["words"] for row in found] == [None, None, ["a", None]]
-        assert [json.loads(row["json"]) for row in found] == rows
+        table = table_of(tmp_path / "out")
+        assert [row["x"] for row in table] == [0.5, 2.0, None]
+        assert [row["words"] for row in table] == [None, None, ["a", None]]
+        assert [json.loads(row["json"]) for row in table] == rows
 
     @pytest.mark.parametrize(
         ("pairs", "classes"),
@@ -170,7 +159,7 @@ class TestColumns:
     ) -> None:
         """A key is a `ClassLabel` if `<key>_name` names each of its numbers from 0 on, always alike and each other."""
         samples = {str(n): {"metadata": {"label": pair[0], "label_name": pair[1]}} for n, pair in enumerate(pairs)}
-        export(packed(tmp_path, {"metadata": JSONField()}, samples), "hf", tmp_path / "out")
+        export(packed(tmp_path / "x.mult", samples, {"metadata": JSONField()}), "hf", tmp_path / "out")
         feature = features_of(tmp_path / "out")["label"]
         assert feature == (value("int64") if classes is None else {"names": classes, "_type": "ClassLabel"})
 
@@ -184,7 +173,7 @@ class TestColumns:
             "complex": [np.zeros(1, np.complex64)] * 2,
         }
         samples = {str(n): {name: np.asarray(values[n]) for name, values in arrays.items()} for n in range(2)}
-        export(packed(tmp_path, dict.fromkeys(arrays, NDArrayField()), samples), "hf", tmp_path / "out")
+        export(packed(tmp_path / "x.mult", samples, dict.fromkeys(arrays, NDArrayField())), "hf", tmp_path / "out")
         assert [features_of(tmp_path / "out")[name] for name in arrays] == [FILE] * len(arrays)
 
 
@@ -210,7 +199,9 @@ class TestAnyJSON:
     def test_columns_agree_with_the_json(self, tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
         """Whatever the values of a key are, its column has them or null, and the text of the JSON all of them."""
         folder = tmp_path_factory.mktemp("any")
-        path = packed(folder, {"metadata": JSONField()}, {str(n): {"metadata": row} for n, row in enumerate(rows)})
+        path = packed(
+            folder / "x.mult", {str(n): {"metadata": row} for n, row in enumerate(rows)}, {"metadata": JSONField()}
+        )
         export(path, "parquet", folder / "out", shard_samples=2)
         for row, expected in zip(table_of(folder / "out"), rows, strict=True):
             assert json.loads(row["json"]) == expected
@@ -225,7 +216,7 @@ class TestFiles:
         """A row group ends before the sample that would make it too large; a larger sample is one of its own."""
         monkeypatch.setattr(shards, "GROUP_BYTES", 1000)
         samples = {str(n): {"raw": bytes(size)} for n, size in enumerate((400, 400, 400, 3000, 1))}
-        export(packed(tmp_path, {"raw": BytesField()}, samples), "parquet", tmp_path / "out")
+        export(packed(tmp_path / "x.mult", samples, {"raw": BytesField()}), "parquet", tmp_path / "out")
         file = pq.ParquetFile(tmp_path / "out/part-00000-of-00001.parquet")
         assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [2, 1, 1, 1]
         assert file.metadata.row_group(0).column(0).has_offset_index
@@ -244,7 +235,7 @@ class TestFiles:
             }
             for n in range(2)
         }
-        export(packed(tmp_path, fields, samples), "hf", tmp_path / "out", shard_samples=1)
+        export(packed(tmp_path / "x.mult", samples, fields), "hf", tmp_path / "out", shard_samples=1)
         card = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1])
         info = card["dataset_info"]
         assert info["features"] == [

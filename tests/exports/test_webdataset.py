@@ -1,4 +1,4 @@
-"""The WebDataset export passes the suite, and its tars are plain ones."""
+"""Tests of exports to WebDataset: the suite, and the members of the tars."""
 
 from __future__ import annotations
 

@@ -70,15 +70,15 @@ class Interop:
         """Runs `owners.py`, and returns what it prints."""
         home = str(self._folder / "home")
         offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": home, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-        done = subprocess.run(
+        process = subprocess.run(
             [self._python, str(SCRIPT), *arguments],
             env={**os.environ, **offline, "HOME": home},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr[-4000:]
-        return done.stdout
+        assert process.returncode == 0, process.stderr[-4000:]
+        return process.stdout
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
