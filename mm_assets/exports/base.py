@@ -6,7 +6,6 @@ the bytes that it would have as a member of a tar, so that every format can be p
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from mm_assets.fields import Field
 from mm_assets.json_text import parse_json
 from mm_assets.media.content_types import Buffer
 from mm_assets.sources import Source
+from mm_assets.sources.arrays import npy_bytes
 from mm_assets.sources.row_members import KEY_COLUMN, MEMBERS_COLUMN
 from mm_assets.storage.store import Store
 
@@ -33,7 +33,6 @@ __all__ = [
     "ExportSample",
     "ShardFacts",
     "ShardWriter",
-    "npy_bytes",
     "read_files",
 ]
 
@@ -48,14 +47,6 @@ def read_files(store: Store, names: Iterable[str]) -> list[bytes]:
     """Reads small files, several at a time; raises `SourceError` if one is missing."""
     with ThreadPoolExecutor(MAX_CONCURRENT_READS, thread_name_prefix="exports") as pool:
         return list(pool.map(store.read_bytes, names))
-
-
-def npy_bytes(array: npt.NDArray[Any]) -> bytes:
-    """Returns an array as an ``.npy`` file, C-contiguous and little-endian."""
-    target = io.BytesIO()
-    array = np.ascontiguousarray(array)
-    np.lib.format.write_array(target, array.astype(array.dtype.newbyteorder("<"), copy=False), allow_pickle=False)
-    return target.getvalue()
 
 
 class ExportFile(NamedTuple):

@@ -522,7 +522,7 @@ class _ListingBuilder(RowBuilder):
             table = ParquetSource(self.source)
             media, self.columns_not_read = _media_columns(table)
             if media:
-                yield from table.listed(media)
+                yield from table.list_rows(media)
                 return
         for line in _lines(self.source, self.layout, self.encodings, self._note_line):
             yield line, ()

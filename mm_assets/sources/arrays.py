@@ -46,7 +46,7 @@ def _npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
 
 
 def is_picture(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bool:
-    """Whether an array is one that `png_bytes` takes."""
+    """Returns whether `png_bytes` takes an array."""
     channels = shape[2] if len(shape) == 3 else 1
     if len(shape) not in (2, 3) or channels not in _COLOR_TYPES or dtype.kind != "u" or dtype.itemsize > 2:
         return False

@@ -1,7 +1,7 @@
 """Rows of Arrow tables as members: what files of Parquet and Lance have in common.
 
 A cell is a value of bytes, or a struct of `bytes` and `path`; a column may also hold lists of cells. `row_members` says
-which members a row has, `features` what the metadata of `datasets` state. A list of numbers is an array, a member
+which members a row has, `features` what the metadata of `datasets` say. A list of numbers is an array, a member
 ``.npy``, if the features say so or the row's `__members__` lists it; else it is a value of the JSON.
 """
 
@@ -13,12 +13,14 @@ from datetime import date, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.errors import SourceError, first_line
 from mm_assets.json_text import parse_json
 from mm_assets.sources.compressed import content_name
+from mm_assets.sources.entries import Entry
 from mm_assets.sources.features import (
     Features,
     add_label_names,
@@ -28,9 +30,19 @@ from mm_assets.sources.features import (
 )
 from mm_assets.sources.head import HEAD_BYTES
 from mm_assets.sources.member import Member, split_member_name
-from mm_assets.sources.row_members import KEY_COLUMN, MEMBERS_COLUMN, Cell, ColumnKind, Entry, Row, RowMembers
+from mm_assets.sources.row_members import KEY_COLUMN, MEMBERS_COLUMN, Cell, ColumnKind, Row, RowMembers
 
-__all__ = ["VALUE_ERRORS", "ArrowRows", "batch_payloads", "cell_columns", "cell_of", "is_list_of_cells", "json_rows"]
+__all__ = [
+    "VALUE_ERRORS",
+    "ArrowRows",
+    "array_of_lists",
+    "batch_payloads",
+    "cell_columns",
+    "cell_of",
+    "is_cell",
+    "is_list_of_cells",
+    "json_rows",
+]
 
 VALUE_ERRORS = (pa.ArrowException, ValueError, OverflowError, KeyError)
 """What Arrow raises for values that Python does not have."""
@@ -46,19 +58,20 @@ _ISO_8601 = (  # what Arrow writes, and what the standard has
 
 
 def cell_columns(schema: pa.Schema) -> list[str]:
-    """The columns that hold files: bytes, Hugging Face's struct of bytes and path, or lists of either."""
+    """Returns the columns that hold files: bytes, Hugging Face's struct of bytes and path, or lists of either."""
     types = [(field.name, _plain_type(field.type)) for field in schema]
-    return [name for name, kind in types if _is_cell(kind) or is_list_of_cells(kind)]
+    return [name for name, kind in types if is_cell(kind) or is_list_of_cells(kind)]
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type of the values of a column: of a categorical one's dictionary, of an extension type's storage."""
+    """Returns the type of a column's values: the value type of a dictionary, the storage type of an extension."""
     while pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type
     return kind
 
 
-def _is_cell(kind: pa.DataType) -> bool:
+def is_cell(kind: pa.DataType) -> bool:
+    """Returns whether the values of a type are files."""
     if pa.types.is_struct(kind):
         at = kind.get_field_index("bytes")
         return at >= 0 and _is_bytes(kind.field(at).type)
@@ -70,9 +83,9 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def is_list_of_cells(kind: pa.DataType) -> bool:
-    """Whether the values of a column are lists of files."""
+    """Returns whether the values of a type are lists of files."""
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(is_list and _is_cell(kind.value_type))
+    return bool(is_list and is_cell(kind.value_type))
 
 
 def as_json_types(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -99,7 +112,7 @@ def json_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 
 def _as_json_type(column: pa.Array) -> pa.Array:
-    """A column of times, durations or decimals as JSON has them; any other as it is."""
+    """Converts a column of times, durations or decimals to a type that JSON has; returns any other as it is."""
     kind = column.type
     if pa.types.is_duration(kind):
         ticks = column.cast(pa.int64()).to_pylist()
@@ -108,14 +121,14 @@ def _as_json_type(column: pa.Array) -> pa.Array:
         return _as_text(column)
     if pa.types.is_decimal(kind):
         as_number = kind.precision <= MAX_NUMBER_DIGITS  # Arrow's own cast is off by a rounding step for many
-        made = [None if v is None else float(v) if as_number else f"{v:f}" for v in column.to_pylist()]
-        return pa.array(made, pa.float64() if as_number else pa.string())
+        values = [None if v is None else float(v) if as_number else f"{v:f}" for v in column.to_pylist()]
+        return pa.array(values, pa.float64() if as_number else pa.string())
     return column
 
 
 @lru_cache(maxsize=1024)
 def _has_no_json(kind: pa.DataType) -> bool:
-    """Whether a type, or one inside of it, is of times, durations or decimals."""
+    """Returns whether a type, or one inside of it, is of times, durations or decimals."""
     if pa.types.is_struct(kind):
         return any(_has_no_json(field.type) for field in kind)
     if pa.types.is_map(kind):
@@ -126,7 +139,7 @@ def _has_no_json(kind: pa.DataType) -> bool:
 
 
 def _json_value(scalar: pa.Scalar) -> Any:
-    """A value as Python has it, with times, durations and decimals at any depth as `as_json_types` has them."""
+    """Returns a value as Python has it; times, durations and decimals at any depth as `as_json_types` has them."""
     kind = scalar.type
     if not scalar.is_valid or not _has_no_json(kind):
         return scalar.as_py()
@@ -141,7 +154,7 @@ def _json_value(scalar: pa.Scalar) -> Any:
 
 
 def _as_text(column: pa.Array) -> pa.Array:
-    """Times as ISO 8601 has them, to the digits of their unit; those of an unknown time zone as UTC."""
+    """Converts times to ISO 8601 with the digits of their unit; to UTC if their time zone is unknown."""
     try:
         text = column.cast(pa.string())
     except pa.ArrowInvalid:
@@ -159,12 +172,12 @@ def _as_text(column: pa.Array) -> pa.Array:
 
 
 def _ticks_per_day(kind: pa.DataType) -> int:
-    """Units of a type of dates, or of dates with times, in a day."""
+    """Returns how many units of a type of dates, or of dates with times, a day has."""
     return 1 if pa.types.is_date32(kind) else 86_400 * _TICKS["ms" if pa.types.is_date64(kind) else kind.unit]
 
 
 def _far_text(scalar: pa.Scalar) -> str:
-    """A date or time of any year, in UTC: the calendar repeats every 400 years."""
+    """Converts a date or time of any year to text, in UTC: the calendar repeats every 400 years."""
     kind = scalar.type
     days, tick = divmod(scalar.value, _ticks_per_day(kind))
     cycles, day = divmod(days, 146_097)
@@ -185,9 +198,9 @@ def batch_payloads(
     """Yields the members of rows that are in memory, with their content.
 
     Args:
-        name: of the table, which starts the keys of rows that have none.
-        schema: has the features in its metadata; None for that of the first batch.
-        batches: of the rows.
+        name: of the table; the keys of rows without a key of their own start with it.
+        schema: its metadata have the features; None to use the schema of the first batch.
+        batches: the rows.
 
     Raises:
         SourceError: a cell has no bytes, or a value cannot be read.
@@ -212,11 +225,11 @@ class ArrowRows(RowMembers):
         url: the container.
         folder: as for `RowMembers`.
         schema: of the rows.
-        features: what its metadata state about the columns.
+        features: what its metadata say about the columns.
 
     Attributes:
         media: the columns that hold cells.
-        values: all others, but for arrays by the features.
+        values: all other columns, except arrays by the features.
     """
 
     def __init__(self, url: str, folder: str, schema: pa.Schema, features: Features | None = None) -> None:
@@ -247,7 +260,7 @@ class ArrowRows(RowMembers):
         for row in self._rows(batch):
             yield from self.entries(row)
 
-    def listed(self, batch: pa.RecordBatch, media: Sequence[str]) -> Iterator[tuple[Row, Sequence[Member]]]:
+    def list_rows(self, batch: pa.RecordBatch, media: Sequence[str]) -> Iterator[tuple[Row, Sequence[Member]]]:
         """Yields the values and the cells of each row."""
         for row in self._rows(batch):
             yield {name: row[name] for name in self.values}, [entry.member for entry in self.cells(row, media)]
@@ -256,16 +269,18 @@ class ArrowRows(RowMembers):
         columns, values = _plain_columns(batch), as_json_types(batch.select(self.values))
         media = [name for name in self.media if name in columns]
         arrays = [name for name in self._arrays if name in columns]
-        known = {name: None if name in self._may_be_arrays else _values(values.column(name)) for name in self.values}
+        value_lists = {
+            name: None if name in self._may_be_arrays else _values(values.column(name)) for name in self.values
+        }
         for number in range(batch.num_rows):
             row: dict[str, Any] = {
                 name: _value(values, name, number) if column is None else column[number]
-                for name, column in known.items()
+                for name, column in value_lists.items()
                 if name not in self._may_be_arrays
             }
-            listed = self.listed_columns(row) if self._may_be_arrays else None
+            member_columns = self.member_columns(row) if self._may_be_arrays else None
             for name in self._may_be_arrays:
-                if listed is None or name not in listed:
+                if member_columns is None or name not in member_columns:
                     row[name] = _value(values, name, number)
                     continue
                 row[name] = cell = _array_cell(columns[name][number])
@@ -299,7 +314,7 @@ class ArrowRows(RowMembers):
         row["binary_content"] = cell._replace(path=f"{key}.{suffix}")
 
     def _cells(self, name: str, column: pa.Array, number: int) -> Cell | Sequence[Cell | None] | None:
-        """The cell of a value, or the cells of a list as they are asked for."""
+        """Returns the cell of a value, or the cells of a list, which are read on demand."""
         value = column[number]
         if is_list_of_cells(value.type):
             return None if value.values is None else _ListOfCells(value.values)
@@ -307,14 +322,14 @@ class ArrowRows(RowMembers):
 
 
 class _Origin(NamedTuple):
-    """The member that a row's content was: its name, and whether the content is all of it, and not a frame."""
+    """The member that a row's content came from, and whether the content is all of it, and not a frame."""
 
     member: str
     is_whole: bool
 
 
 def _origin_of(locator: str | None) -> _Origin | None:
-    """What the `source_ref` of a row names, also in its older form; None without a member."""
+    """Returns the member that the `source_ref` of a row names, also in its older form; None if it names none."""
     try:
         value = parse_json(locator or "null")
     except ValueError:
@@ -325,33 +340,51 @@ def _origin_of(locator: str | None) -> _Origin | None:
 
 def _column_kind(kind: pa.DataType) -> ColumnKind:
     kind = _plain_type(kind)
-    if _is_cell(kind):
+    if is_cell(kind):
         return "file"
     return "files" if is_list_of_cells(kind) else "text" if _is_text(kind) else "value"
 
 
 def _array_cell(value: pa.Scalar) -> Cell | None:
-    """The cell of lists of numbers, or of lists in lists; None for null."""
+    """Returns the cell of lists of numbers, or of lists in lists; None for null."""
     if not value.is_valid:
         return None
     shape = list(value.type.shape) if isinstance(value.type, pa.FixedShapeTensorType) else []
     if shape:
         value = value.value
-    numbers, lists = value.values, [len(value.values)]
-    while pa.types.is_nested(numbers.type):
-        lengths = pc.list_value_length(numbers)
-        sizes = pc.min_max(lengths).as_py() if len(numbers) else {"min": 0, "max": 0}
-        if lengths.null_count or sizes["min"] != sizes["max"]:
-            return Cell(0, b"", None, fault="no array: it has nulls, or lists of different lengths")
-        lists.append(sizes["max"])
-        numbers = numbers.flatten()
-    if numbers.null_count:
-        return Cell(0, b"", None, fault="no array: it has nulls")
-    return Cell.of_array(numbers.to_numpy(zero_copy_only=False).reshape(shape or lists))
+    try:
+        array = array_of_lists(value.values)
+    except ValueError as error:
+        return Cell(0, b"", None, fault=f"no array: it {error}")
+    return Cell.of_array(array.reshape(shape or array.shape))
+
+
+def array_of_lists(values: pa.Array) -> npt.NDArray[Any]:
+    """Returns a column of numbers, or of lists of numbers in each other, as an array.
+
+    Raises:
+        ValueError: it has nulls, or lists of different lengths.
+    """
+    if isinstance(values.type, pa.BaseExtensionType):
+        values = values.storage
+    shape = [len(values)]
+    while pa.types.is_nested(values.type):
+        lengths = pc.list_value_length(values)
+        bounds = pc.min_max(lengths).as_py() if len(values) else {"min": 0, "max": 0}
+        if lengths.null_count:
+            raise ValueError("has nulls, expected lists of numbers")
+        if bounds["min"] != bounds["max"]:
+            raise ValueError(f"has lists of {bounds['min']} to {bounds['max']} values, expected one length")
+        shape.append(bounds["max"])
+        values = values.flatten()
+    if values.null_count:
+        raise ValueError("has nulls, expected numbers")
+    array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return array.reshape(shape)
 
 
 class _ListOfCells(Sequence[Cell | None]):
-    """The cells of a list, which may be very many nulls."""
+    """Reads the cells of a list on demand: a list may be very many nulls."""
 
     def __init__(self, values: pa.Array) -> None:
         self._values = values
@@ -364,7 +397,7 @@ class _ListOfCells(Sequence[Cell | None]):
 
 
 def cell_of(value: pa.Scalar) -> Cell | None:
-    """The cell of a value; None for null."""
+    """Returns the cell of a value; None for null."""
     path = None
     if isinstance(value, pa.StructScalar):
         if not value.is_valid:
@@ -380,7 +413,7 @@ def cell_of(value: pa.Scalar) -> Cell | None:
 
 
 def _plain_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """The columns by name, categorical ones as their values, those of extension types, but arrays, as their storage."""
+    """Returns the columns by name: values instead of dictionaries, and storage instead of extensions but arrays."""
     return dict(zip(batch.schema.names, map(_plain_column, batch.columns), strict=True))
 
 
@@ -394,7 +427,7 @@ def _plain_column(column: pa.Array) -> pa.Array:
 
 
 def _values(column: pa.Array) -> list[Any] | None:
-    """The values of a column; None if Python does not have one of them, or JSON its type: they are read one by one."""
+    """Returns the values of a column; None if they have to be read one by one, for JSON or for the errors of some."""
     if _has_no_json(column.type):
         return None
     try:
@@ -405,7 +438,7 @@ def _values(column: pa.Array) -> list[Any] | None:
 
 
 def _value(batch: pa.RecordBatch, name: str, row: int) -> Any:
-    """A value as Python has it.
+    """Returns a value as Python has it.
 
     Raises:
         ValueError: Python does not have it, such as a text that is not UTF-8.

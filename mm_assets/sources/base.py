@@ -51,8 +51,8 @@ class Source(Protocol):
 
     A member with a `byte_offset` is read by its range of the file; every other comes from `payloads`. A source whose
     format marks the end of a container may have an attribute `missing_end`, and one whose texts are all in one encoding
-    an attribute `text_encoding` (see the functions of these names). One whose format takes more than the first bytes to
-    be known may have a class method ``confirms(file)``, which is asked too.
+    an attribute `text_encoding` (see the functions of these names). A format that its first bytes do not show for
+    sure may have a class method ``confirms(file)``, which is asked too.
 
     A format whose dataset is a folder with files that describe it has two class attributes, which the listing of shards
     asks (see `mm_assets.storage.listing.FolderFormat`). It reads the files beside its own by `SourceFile.beside`.
@@ -83,7 +83,7 @@ class Source(Protocol):
 
     @classmethod
     def accepts(cls, head: bytes) -> bool:
-        """Whether a file that starts with `head` is a container of this format; asked before any name."""
+        """Returns whether a file that starts with `head` is a container of this format; asked before any name."""
 
     def members(
         self, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
@@ -152,52 +152,52 @@ _F = TypeVar("_F", bound=_Format)
 
 
 def detect(file: SourceFile, formats: Mapping[str, type[_F]], *, confirm: bool = True) -> type[_F]:
-    """The format of a file: the first that accepts its first bytes, else the first whose suffix its name has.
+    """Returns the format of a file: the first that accepts its first bytes, else the first whose suffix its name has.
 
-    Of several that accept it, those whose suffix it has come first: the bytes of compressed shards are alike. A file
-    that others describe is first of all of a format whose dataset is a folder. Without `confirm` the last of several,
-    which is the most general, is not asked for more than that.
+    If several accept it, a format whose suffix it has comes first: the bytes of compressed shards are alike. For a file
+    that others describe, a format whose dataset is a folder comes before all others. Without `confirm` the last of
+    several, which is the most general, is not asked to confirm.
 
     Raises:
-        ShardError: neither its bytes nor its name are those of a known format.
+        ShardError: neither its bytes nor its name show a format.
         SourceError: the storage failed.
     """
     head = file.read(0, min(HEAD_BYTES, file.size))
-    accepted = [found for found in formats.values() if found.accepts(head)]
-    named = [found for found in formats.values() if file.url.lower().endswith(found.SUFFIXES)]
-    accepted.sort(key=lambda found: (not (file.is_described and hasattr(found, "MARKS")), found not in named))
+    accepted = [each for each in formats.values() if each.accepts(head)]
+    named = [each for each in formats.values() if file.url.lower().endswith(each.SUFFIXES)]
+    accepted.sort(key=lambda each: (not (file.is_described and hasattr(each, "MARKS")), each not in named))
     for candidates in (accepted, named):
-        for number, found in enumerate(candidates):
-            if (not confirm and number == len(candidates) - 1) or _confirms(found, file):
-                return found
-    known = "; ".join(
-        f"{name} ({', '.join(found.SUFFIXES[:MAX_SUFFIXES_IN_MESSAGE])})" for name, found in formats.items()
+        for number, candidate in enumerate(candidates):
+            if (not confirm and number == len(candidates) - 1) or _confirms(candidate, file):
+                return candidate
+    expected = "; ".join(
+        f"{name} ({', '.join(each.SUFFIXES[:MAX_SUFFIXES_IN_MESSAGE])})" for name, each in formats.items()
     )
     foreign = foreign_file(head)
     if foreign is not None:
-        raise ShardError(file.url, f"{foreign.as_not('a shard')}; expected {known}", byte_offset=0)
-    detail = f"starts with {head[:8]!r}, and neither that nor its name is of a known source, expected {known}"
+        raise ShardError(file.url, f"{foreign.as_not('a shard')}; expected {expected}", byte_offset=0)
+    detail = f"starts with {head[:8]!r}, and neither that nor its name is of a known source, expected {expected}"
     raise ShardError(file.url, detail, byte_offset=0)
 
 
-def _confirms(found: type[_Format], file: SourceFile) -> bool:
-    confirms: Callable[[SourceFile], bool] | None = getattr(found, "confirms", None)
+def _confirms(candidate: type[_Format], file: SourceFile) -> bool:
+    confirms: Callable[[SourceFile], bool] | None = getattr(candidate, "confirms", None)
     return confirms is None or confirms(file)
 
 
 def missing_end(source: Source) -> str | None:
-    """What lacks at the end of a container whose members have been listed; None where its format has no mark there."""
-    found: str | None = getattr(source, "missing_end", None)
-    return found
+    """Returns what is missing at the end of a container, once its members were listed; None if nothing, or unknown."""
+    reason: str | None = getattr(source, "missing_end", None)
+    return reason
 
 
 def text_encoding(source: Source, declared: str) -> str:
-    """The encoding that the texts of a container are read in: as declared, else what its format says, or ``auto``."""
+    """Returns the encoding of the texts of a container: as declared, else as its format says, else ``auto``."""
     return getattr(source, "text_encoding", declared) if declared == "auto" else declared
 
 
 def open_container(file: SourceFile) -> Source:
-    """A file as the container that it is; a list that holds media is one.
+    """Opens a file as the container that it is; a list that holds media is one.
 
     Raises:
         ShardError: it is not a container of a known format.

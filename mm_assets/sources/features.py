@@ -1,4 +1,4 @@
-"""Features of Hugging Face's `datasets`: what a schema states about its columns beyond their Arrow types.
+"""Features of Hugging Face's `datasets`: what a schema says about its columns beyond their Arrow types.
 
 Two things are read. Numbers of a `ClassLabel` have names, which become values beside the numbers: ``label`` 3 and
 ``label_name`` "cat". Columns of `Array2D` to `Array5D`, and lists of numbers with a fixed length, are arrays. Nothing
@@ -18,15 +18,15 @@ __all__ = ["Features", "NamedLabels", "add_label_names", "is_numbers", "item_typ
 
 METADATA_KEY = b"huggingface"
 MAX_DEPTH = 32  # lists and structs within each other
-_ARRAYS = ("Array2D", "Array3D", "Array4D", "Array5D")  # tuples: what is looked for may be a list
+_ARRAYS = ("Array2D", "Array3D", "Array4D", "Array5D")  # tuples: what is searched for may be a list
 _LISTS = ("Sequence", "List", "LargeList")
 
 NamedLabels = Mapping[str, Any]
-"""By key the names of its class labels, or those of the keys inside of its objects; lists are passed through."""
+"""Names of class labels by key; an object has a mapping of its own, and a list has the names of its items."""
 
 
 class Features(NamedTuple):
-    """What features state about the columns of a schema.
+    """What features say about the columns of a schema.
 
     Attributes:
         labels: the names of class labels.
@@ -38,14 +38,14 @@ class Features(NamedTuple):
 
 
 def read_features(schema: pa.Schema) -> Features | None:
-    """Returns what the metadata of a schema state about its columns, or None if they cannot be read."""
+    """Returns what the metadata of a schema say about its columns, or None if they cannot be read."""
     try:
-        described = parse_json((schema.metadata or {})[METADATA_KEY].decode())["info"]["features"]
+        features = parse_json((schema.metadata or {})[METADATA_KEY].decode())["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return None
-    if not isinstance(described, dict):
+    if not isinstance(features, dict):
         return None
-    columns = {name: described[name] for name in schema.names if name in described}
+    columns = {name: features[name] for name in schema.names if name in features}
     arrays = {
         name
         for name, feature in columns.items()
@@ -55,7 +55,7 @@ def read_features(schema: pa.Schema) -> Features | None:
 
 
 def _is_array(feature: Any) -> bool:
-    """Whether a feature is of arrays, or of lists of numbers each of which has a fixed length."""
+    """Returns whether a feature is an array, or lists of numbers with fixed lengths."""
     if isinstance(feature, dict) and feature.get("_type") in _ARRAYS:
         return True
     depth = 0
@@ -78,21 +78,21 @@ def item_type_of_lists(kind: pa.DataType) -> pa.DataType | None:
 
 
 def is_numbers(kind: pa.DataType | None) -> bool:
-    """Whether a type is one of numbers or booleans that NumPy has."""
+    """Returns whether a type is one of numbers or booleans that NumPy has."""
     return kind is not None and (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def _labels_of(features: Mapping[str, Any], depth: int = 0) -> NamedLabels:
-    found: dict[str, Any] = {}
+    names: dict[str, Any] = {}
     for name, feature in features.items():
         labels = _labels_in(feature, depth + 1)
         if labels:
-            found[name] = labels
-    return found
+            names[name] = labels
+    return names
 
 
 def _labels_in(feature: Any, depth: int) -> NamedLabels | tuple[str, ...] | None:
-    """Returns the names of a feature of class labels, those of the keys of a struct, or None without any."""
+    """Returns the names of class labels, also inside a struct; None if a feature has none."""
     if depth > MAX_DEPTH:
         return None
     if isinstance(feature, list):  # a list as early releases wrote it

@@ -1,7 +1,7 @@
 """A folder of plain files, without any container: each file directly in it is a member, with its name.
 
 The file of such a shard is a listing of the folder (see `mm_assets.storage.listing.describe_folder`), so that its
-members are known by one request. A content is read from the member's own file.
+members are listed by one request. The content of a member is read from its own file.
 """
 
 from __future__ import annotations
@@ -39,26 +39,21 @@ class FolderSource:
     seekable = True
 
     def __init__(self, file: SourceFile) -> None:
-        self._file = file
-
-    @property
-    def file(self) -> SourceFile:
-        """The listing of the folder."""
-        return self._file
+        self.file = file
 
     @classmethod
     def accepts(cls, head: bytes) -> bool:
-        """Whether the bytes are those of a listing, which only a folder has: `members` refuses any other file."""
+        """Returns whether the bytes start a listing, which only a folder has: `members` refuses any other file."""
         return head.startswith(FOLDER_MAGIC)
 
     def members(
         self, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
     ) -> Iterator[Member]:
-        """The files by their names, without folders; there is no damage. Arguments and errors as `Source.members`."""
-        url = self._file.url
+        """Yields the files, without folders; there is no damage. Arguments and errors as `Source.members`."""
+        url = self.file.url
         if not url.endswith("/"):
             raise ShardError(url, "is a file with the bytes of a folder's listing, expected a folder", byte_offset=0)
-        with self._file.stream() as lines:
+        with self.file.stream() as lines:
             for ordinal, line in enumerate(islice(lines, 1, None)):
                 name, size = json.loads(line)[:2]
                 raw = name.encode("utf-8", "surrogateescape")
@@ -75,8 +70,8 @@ class FolderSource:
         on_damaged_shard: OnDamage = "fail",
         damage: list[ShardDamage] | None = None,
     ) -> Iterator[tuple[Member, bytes]]:
-        """The content of chosen files, several remote ones at a time; arguments and errors as `Source.payloads`."""
-        requests = 1 if is_local(self._file.url) else _REQUESTS
+        """Yields chosen files with their content, several remote ones at a time; arguments as `Source.payloads`."""
+        requests = 1 if is_local(self.file.url) else _REQUESTS
         chosen = filter(wanted, self.members())
         waiting: deque[tuple[Member, Future[bytes]]] = deque()
         with ThreadPoolExecutor(requests, thread_name_prefix="folder") as pool:
@@ -102,16 +97,16 @@ class FolderSource:
     def _content(self, member: Member, max_bytes: int) -> bytes:
         name, size = member.member, member.byte_size
         if size > max_bytes:
-            raise SourceError(self._file.url, f"holds {size} bytes, allowed are {max_bytes}", member=name)
-        with self._file.beside(name) as file:
+            raise SourceError(self.file.url, f"holds {size} bytes, allowed are {max_bytes}", member=name)
+        with self.file.beside(name) as file:
             if file.size != size:
                 detail = f"holds {file.size} bytes, it had {size} when the folder was listed: run this again"
-                raise SourceError(self._file.url, detail, member=name)
+                raise SourceError(self.file.url, detail, member=name)
             return file.read(0, size)
 
 
 def file_url(folder: str, member: str) -> str:
-    """The path or URL of a member's own file.
+    """Returns the path or URL of a member's own file.
 
     Args:
         folder: URL of the folder, with a slash at its end.

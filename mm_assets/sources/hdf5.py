@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from mm_assets.errors import ShardError, SourceError, first_line, optional_import
 from mm_assets.media.content_types import extension_of_content_type, sniff_content_type
 from mm_assets.sources.arrays import is_picture, npy_bytes, npy_size, png_bytes, png_size
-from mm_assets.sources.head import HEAD_BYTES, foreign_file
-from mm_assets.sources.member import Member, OnDamage, ShardDamage, named_member
+from mm_assets.sources.entries import Entry, EntrySource, Scan, named_entry, number_entries
+from mm_assets.sources.head import HEAD_BYTES, format_error
+from mm_assets.sources.member import Member, escape_part
 from mm_assets.sources.row_members import dump_values
 from mm_assets.storage.files import SourceFile
 
@@ -47,7 +47,7 @@ MAX_TEXTS = 1 << 16  # of a dataset or an attribute
 MAX_JSON_BYTES = 16 << 20  # of the texts and attributes of a sample
 BLOCK_BYTES = 16 << 20  # of pictures that are read at a time, and at least a chunk of the file
 MAX_CHUNK_BYTES = 1 << 30  # that are unpacked at a time
-MAX_HEAP_BYTES = 64 << 20  # of texts and bytes that are in the file together
+MAX_HEAP_BYTES = 64 << 20  # of texts and bytes that the file has in one place
 BUFFER_BYTES = 64 << 10  # of the file that are read at a time
 REMOTE_BUFFER_BYTES = 1 << 20
 
@@ -59,138 +59,77 @@ _ERRORS = (OSError, RuntimeError, ValueError, TypeError, LookupError, Arithmetic
 """What h5py raises for damaged files, and for values that Python does not have."""
 
 
-class _Entry(NamedTuple):
-    """A member, and what gives its content, which is asked with the bytes that it may have."""
-
-    member: Member
-    content: Callable[[int], bytes] | None
-
-
 class _SkippedError(ValueError):
     """Why a dataset is not read."""
 
 
-class HDF5Source:
+class HDF5Source(EntrySource):
     """An HDF5 file as a container; see `mm_assets.sources.base.Source`.
 
-    Args:
-        file: the file, which stays open and belongs to the caller.
+    "salvage" continues at the next episode.
     """
 
     SUFFIXES: ClassVar[tuple[str, ...]] = (".hdf5", ".h5")
     seekable = False
     text_encoding = "utf-8"
 
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-
-    @property
-    def file(self) -> SourceFile:
-        """The file."""
-        return self._file
-
     @classmethod
     def accepts(cls, head: bytes) -> bool:
-        """Whether a file that starts with `head` is an HDF5 file."""
+        """Returns whether a file that starts with `head` is an HDF5 file."""
         return head.startswith(MAGIC)
 
-    def members(
-        self, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
-    ) -> Iterator[Member]:
-        """Every member of the episodes, in order; arguments and errors as `Source.members`.
-
-        "salvage" continues at the next episode.
-        """
-        for entry in self._entries(on_damaged_shard, damage):
-            yield entry.member
-
-    def payloads(
-        self,
-        *,
-        wanted: Callable[[Member], bool],
-        max_bytes: int,
-        on_error: Callable[[Member, SourceError], None] | None = None,
-        on_damaged_shard: OnDamage = "fail",
-        damage: list[ShardDamage] | None = None,
-    ) -> Iterator[tuple[Member, bytes]]:
-        """The content of chosen members, in one pass over the file; arguments and errors as `Source.payloads`."""
-        for member, content in self._entries(on_damaged_shard, damage):
-            if not wanted(member) or content is None:
-                continue
-            try:
-                if member.byte_size > max_bytes:
-                    detail = f"holds {member.byte_size} bytes, allowed are {max_bytes}"
-                    raise SourceError(self.file.url, detail, member=member.member)
-                payload = content(max_bytes)
-            except SourceError as error:
-                if error.member is None or on_error is None:
-                    raise
-                on_error(member, error)
-            else:
-                yield member, payload
-
-    def _entries(self, on_damaged: OnDamage, damage: list[ShardDamage] | None) -> Iterator[_Entry]:
+    def _entries(self, scan: Scan) -> Iterator[Entry]:
         with optional_import("h5py", "reading HDF5 files"):
             import h5py
         head = self.file.read(0, min(HEAD_BYTES, self.file.size))
         if not self.accepts(head):
-            foreign = foreign_file(head)
-            detail = "is not an HDF5 file" if foreign is None else foreign.as_not("an HDF5 file")
-            raise ShardError(self.file.url, detail, byte_offset=0)
+            raise format_error(self.file.url, head, "an HDF5 file")
         sizes = head[13:15] if head[8:9] < b"\2" else head[9:11]  # of addresses and lengths, by the version before them
         if sizes != b"\x08\x08":
             detail = f"has addresses and lengths of {', '.join(map(str, sizes))} bytes, expected 8 and 8"
             raise ShardError(self.file.url, detail, byte_offset=0)
         raw = _Raw(self.file)
         try:
-            opened = h5py.File(raw, "r")
+            file = h5py.File(raw, "r")
         except _ERRORS as error:
             raw.check()
             detail = f"cannot be opened: {first_line(error)}; write or download the file again"
             raise ShardError(self.file.url, detail, byte_offset=0) from error
-        ordinal = 0
-        with closing(opened):
-            reader = _Reader(self.file.url, opened)
+        with closing(file):
+            for entry in number_entries(self._episodes(_Reader(self.file.url, file, scan.max_bytes), raw, scan)):
+                member, content = entry
+                if member.ordinal == MAX_ENTRIES:
+                    raise ShardError(self.file.url, f"has more than {MAX_ENTRIES:,} members", byte_offset=0)
+                yield entry if content is None else Entry(member, partial(self._read, raw, member, content))
+
+    def _episodes(self, reader: _Reader, raw: _Raw, scan: Scan) -> Iterator[Entry]:
+        """Yields the entries of the episodes."""
+        try:
+            episodes = reader.episodes()
+        except _ERRORS as error:
+            raw.check()
+            detail = f"its groups cannot be read: {first_line(error)}"
+            raise ShardError(self.file.url, detail, byte_offset=0) from error
+        for name, entries in episodes:
             try:
-                episodes = reader.episodes()
+                yield from entries
             except _ERRORS as error:
                 raw.check()
-                detail = f"its groups cannot be read: {first_line(error)}"
-                raise ShardError(self.file.url, detail, byte_offset=0) from error
-            for name, entries in episodes:
-                while True:
-                    try:
-                        entry = next(entries, None)
-                    except _ERRORS as error:
-                        raw.check()
-                        detail = f"group {name!a} cannot be read: {first_line(error)}"
-                        if on_damaged == "fail":
-                            raise ShardError(self.file.url, detail, byte_offset=0) from error
-                        if damage is not None:
-                            damage.append(ShardDamage(byte_offset=0, byte_size=0, detail=detail))
-                        yield reader.skipped(name or "/", f"damaged: {detail}", ordinal)
-                        ordinal += 1
-                        break
-                    if entry is None:
-                        break
-                    if ordinal == MAX_ENTRIES:
-                        raise ShardError(self.file.url, f"has more than {MAX_ENTRIES:,} members", byte_offset=0)
-                    member = entry.member._replace(ordinal=ordinal)
-                    read = None if entry.content is None else partial(self._read, raw, member, entry.content)
-                    yield _Entry(member, read)
-                    ordinal += 1
+                detail = f"group {name!a} cannot be read: {first_line(error)}"
+                scan.salvage(self.file.url, detail, byte_offset=0, byte_size=0)
+                yield named_entry(self.file.url, name or "/", skip_reason=f"damaged: {detail}")
 
-    def _read(self, raw: _Raw, member: Member, content: Callable[[int], bytes], max_bytes: int) -> bytes:
-        """The content of a member; errors of h5py as `SourceError`."""
+    def _read(self, raw: _Raw, member: Member, content: Callable[[], bytes]) -> bytes:
+        """Returns the content of a member; raises the errors of h5py as `SourceError`."""
         try:
-            return content(max_bytes)
+            return content()
         except (_SkippedError, *_ERRORS) as error:
             raw.check()
             raise SourceError(self.file.url, f"cannot be read: {first_line(error)}", member=member.member) from error
 
 
 class _Raw(io.RawIOBase):
-    """The file for h5py, which hides the errors of what it reads: `check` raises them.
+    """The file for h5py, which hides errors of the storage: `check` raises them.
 
     libhdf5 reads lists of texts and of bytes out of heaps, and does not return from one in which an entry has no size.
     So heaps are checked when they are read.
@@ -200,7 +139,7 @@ class _Raw(io.RawIOBase):
         self._file = file
         self._stream = io.BufferedReader(file.open(), BUFFER_BYTES if file.is_local else REMOTE_BUFFER_BYTES)
         self._failure: SourceError | None = None
-        self._heaps: set[int] = set()  # positions of those that were checked
+        self._checked_heaps: set[int] = set()  # by position
 
     def readable(self) -> bool:
         return True
@@ -218,7 +157,7 @@ class _Raw(io.RawIOBase):
         try:
             at = self._stream.tell()
             size = self._stream.readinto(buffer)
-            if at not in self._heaps and bytes(memoryview(buffer)[:4]) == _HEAP_MAGIC:
+            if at not in self._checked_heaps and bytes(memoryview(buffer)[:4]) == _HEAP_MAGIC:
                 self._check_heap(at)
         except SourceError as error:
             self._failure = error
@@ -228,7 +167,7 @@ class _Raw(io.RawIOBase):
     def _check_heap(self, at: int) -> None:
         size = int.from_bytes(self._file.read(at + 8, min(8, self._file.size - at - 8)), "little")
         if size > min(MAX_HEAP_BYTES, self._file.size - at):
-            raise OSError(f"a heap at byte {at} has {size:,} bytes, which are not there or too many")
+            raise OSError(f"a heap at byte {at} has {size:,} bytes, which is more than the file has, or than is read")
         heap = self._file.read(at, size)
         place = 16
         while place + 16 <= size:
@@ -240,7 +179,7 @@ class _Raw(io.RawIOBase):
             if not 16 <= step <= size - place:
                 raise OSError(f"a heap at byte {at} has an entry of {length:,} bytes at {place}")
             place += step
-        self._heaps.add(at)
+        self._checked_heaps.add(at)
 
     def check(self) -> None:
         """Raises the error of the storage, if there was one."""
@@ -249,31 +188,40 @@ class _Raw(io.RawIOBase):
 
 
 class _Reader:
-    """Lists the datasets of an open file."""
+    """Lists the datasets of an open file.
 
-    def __init__(self, url: str, file: h5py.File) -> None:
+    Args:
+        url: the file.
+        file: the open file.
+        max_bytes: the size of the largest content that is read.
+    """
+
+    def __init__(self, url: str, file: h5py.File, max_bytes: int) -> None:
         self._url = url
         self._file = file
+        self._max_bytes = max_bytes
         base = posixpath.basename(url)
         suffix = next((end for end in HDF5Source.SUFFIXES if base.lower().endswith(end)), "")
-        self._base = _part(base[: len(base) - len(suffix)])
-        self._seen: set[int] = set()  # addresses of groups
+        self._base = escape_part(base[: len(base) - len(suffix)])
+        self._visited: set[int] = set()  # addresses of groups
         self._masks: dict[str, list[str]] = {}
         self._num_objects = 0
 
-    def episodes(self) -> list[tuple[str, Iterator[_Entry]]]:
-        """The name of each episode's group, and its entries; of the file, and of what is beside the groups, ``/``."""
-        parent = "data" if "data" in self._file and (names := self._numbered("data")) else ""
-        names = names if parent else self._numbered("")
+    def episodes(self) -> list[tuple[str, Iterator[Entry]]]:
+        """Returns the group of each episode and its entries; ``/`` for the file, and for what is beside the groups."""
+        parent = "data" if "data" in self._file and (names := self._episode_groups("data")) else ""
+        names = names if parent else self._episode_groups("")
         for name in ("/", parent or "/", *names):
-            self._seen.add(_address(self._file[name]))
+            self._visited.add(_address(self._file[name]))
         if not names:
             return [("/", self._episode("/", self._base))]
-        found = [(name, self._episode(name, f"{self._base}/{_part(posixpath.basename(name))}")) for name in names]
-        return [*found, ("/", self._beside({parent, *names}))]
+        episodes = [
+            (name, self._episode(name, f"{self._base}/{escape_part(posixpath.basename(name))}")) for name in names
+        ]
+        return [*episodes, ("/", self._beside({parent, *names}))]
 
-    def _numbered(self, parent: str) -> list[str]:
-        """The paths of the groups of a group that are episodes, in their order; none if it has others."""
+    def _episode_groups(self, parent: str) -> list[str]:
+        """Returns the paths of the episodes in a group, in their order."""
         import h5py
 
         group = self._child(self._file, parent) if parent else self._file
@@ -284,28 +232,25 @@ class _Reader:
             names = [name for name in names if _NUMBERED_GROUP.fullmatch(name)]
         return [posixpath.join(parent, name) for name in sorted(names, key=_natural)]
 
-    def _beside(self, used: set[str]) -> Iterator[_Entry]:
-        """Entries of what the root has beside the episodes."""
-        for name in sorted(set(self._file) - used):
+    def _beside(self, episodes: set[str]) -> Iterator[Entry]:
+        """Yields entries for what the root has beside the episodes."""
+        for name in sorted(set(self._file) - episodes):
             if name != "mask" or not self._masks:
-                yield self.skipped(f"{self._base}/{_part(name)}", "is beside the episodes, and part of none")
+                yield self._skipped_entry(
+                    f"{self._base}/{escape_part(name)}", "is beside the episodes, and part of none"
+                )
 
-    def skipped(self, name: str, reason: str, ordinal: int = 0) -> _Entry:
-        """An entry that is not a member."""
-        member = named_member(self._url, os.fsencode(name), ordinal=ordinal, byte_size=0, skip_reason=reason)
-        return _Entry(member, None)
-
-    def _entry(self, name: str, size: int, content: Callable[[int], bytes]) -> _Entry:
-        return _Entry(named_member(self._url, os.fsencode(name), ordinal=0, byte_size=size), content)
+    def _skipped_entry(self, name: str, reason: str) -> Entry:
+        return named_entry(self._url, name, skip_reason=reason)
 
     def _child(self, group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | h5py.Datatype | None:
-        """What a hard link leads to; None for other links, which may lead to another file or in a circle."""
+        """Returns what a hard link leads to; None for other links, which may lead to another file or in a circle."""
         import h5py
 
         link = group.get(name, getlink=True)
         return group[name] if isinstance(link, h5py.HardLink) else None
 
-    def _episode(self, path: str, key: str) -> Iterator[_Entry]:
+    def _episode(self, path: str, key: str) -> Iterator[Entry]:
         import h5py
 
         group = self._file[path]
@@ -315,54 +260,55 @@ class _Reader:
         if path != "/":
             values["episode"] = name = posixpath.basename(path)
             self._masks = self._masks or self._read_masks()
-            values |= (
-                {"mask": masks} if (masks := [key for key, listed in self._masks.items() if name in listed]) else {}
-            )
+            masks = [mask for mask, episodes in self._masks.items() if name in episodes]
+            values |= {"mask": masks} if masks else {}
         inner: dict[str, Any] = {}
-        entries: list[Iterator[_Entry]] = []
-        for place, found in self._walk(group, "", 0):
-            role = ".".join(map(_part, place.split("/")))
-            if isinstance(found, str):
-                entries.append(iter([self.skipped(f"{key}.{role}", found)]))
+        entries: list[Iterator[Entry]] = []
+        for place, child in self._walk(group, "", 0):
+            role = ".".join(map(escape_part, place.split("/")))
+            if isinstance(child, str):
+                entries.append(iter([self._skipped_entry(f"{key}.{role}", child)]))
                 continue
-            attributes = _attributes(found)
+            attributes = _attributes(child)
             inner |= {role: attributes} if attributes else {}
-            if not isinstance(found, h5py.Dataset):
+            if not isinstance(child, h5py.Dataset):
                 continue
             try:
-                _check(found)
-                if _is_value(found):
-                    values[role] = _value(found)
+                _check(child)
+                if _is_value(child):
+                    values[role] = _value(child)
                 else:
-                    entries.append(self._dataset(f"{key}.{role}", found))
+                    entries.append(self._dataset(f"{key}.{role}", child))
             except _SkippedError as reason:
-                entries.append(iter([self.skipped(f"{key}.{role}", str(reason))]))
+                entries.append(iter([self._skipped_entry(f"{key}.{role}", str(reason))]))
         values |= {"attributes": inner} if inner else {}
         content = dump_values(values).encode()
         if len(content) > MAX_JSON_BYTES:
-            yield self.skipped(f"{key}.json", f"its attributes and texts take more than {MAX_JSON_BYTES:,} bytes")
+            yield self._skipped_entry(
+                f"{key}.json", f"its attributes and texts take more than {MAX_JSON_BYTES:,} bytes"
+            )
         else:
-            yield self._entry(f"{key}.json", len(content), lambda _: content)
-        for found in entries:
-            yield from found
+            yield named_entry(self._url, f"{key}.json", len(content), lambda: content)
+        for each in entries:
+            yield from each
 
     def _read_masks(self) -> dict[str, list[str]]:
-        """The lists of episodes in ``mask/``, as robomimic has them for training and validation."""
+        """Returns the lists of episodes in ``mask/``, as robomimic has them for training and validation."""
         import h5py
 
         group = self._child(self._file, "mask") if "mask" in self._file else None
         if not isinstance(group, h5py.Group):
             return {}
-        found = {name: self._child(group, name) for name in sorted(group)}
-        lists = {
-            name: listed for name, listed in found.items() if isinstance(listed, h5py.Dataset) and listed.ndim == 1
-        }
-        for listed in lists.values():
-            _check(listed)
-        return {name: _value(listed) for name, listed in lists.items() if h5py.check_string_dtype(listed.dtype)}
+        masks: dict[str, list[str]] = {}
+        for name in sorted(group):
+            names = self._child(group, name)
+            if isinstance(names, h5py.Dataset) and names.ndim == 1:
+                _check(names)
+                masks |= {name: _value(names)} if h5py.check_string_dtype(names.dtype) else {}
+        return masks
 
     def _walk(self, group: h5py.Group, place: str, depth: int) -> Iterator[tuple[str, h5py.Group | h5py.Dataset | str]]:
-        """Everything below a group by its path, or why it is not read."""
+        """Yields everything below a group with its path, or the reason why it is not read."""
         import h5py
 
         for name in sorted(group, key=_natural):
@@ -378,55 +324,63 @@ class _Reader:
                 yield below, child
             elif isinstance(child, h5py.Group):
                 address = _address(child)
-                if depth >= MAX_DEPTH or address in self._seen:
+                if depth >= MAX_DEPTH or address in self._visited:
                     yield below, "is a group that was listed before, or is too deep in others"
                     continue
-                self._seen.add(address)
+                self._visited.add(address)
                 yield below, child
                 yield from self._walk(child, below, depth + 1)
 
     # -- datasets
 
-    def _dataset(self, name: str, data: h5py.Dataset) -> Iterator[_Entry]:
+    def _dataset(self, name: str, data: h5py.Dataset) -> Iterator[Entry]:
         try:
             extension = _encoded_extension(data)
         except _SkippedError as reason:
-            yield self.skipped(name, str(reason))
+            yield self._skipped_entry(name, str(reason))
             return
         if extension is not None:
             for frame in range(len(data)):
                 size = len(_encoded_row(data, frame))
-                yield self._entry(f"{name}.{frame}.{extension}", size, partial(_encoded_row, data, frame))
+                yield named_entry(self._url, f"{name}.{frame}.{extension}", size, partial(_encoded_row, data, frame))
             return
         is_depth = data.ndim == 3 and data.dtype.kind == "u" and "depth" in name.rpartition(".")[2].lower()
         if (data.ndim == 4 or is_depth) and is_picture(data.dtype, data.shape[1:]) and len(data) <= MAX_FRAMES:
             size = png_size(data.dtype, data.shape[1:])
-            frames = _Frames(data)
+            frames = _Frames(data, self._max_bytes)
             for frame in range(len(data)):
-                yield self._entry(f"{name}.{frame}.png", size, partial(frames.png, frame))
+                yield named_entry(self._url, f"{name}.{frame}.png", size, partial(frames.png, frame))
             return
         if data.dtype.kind not in "biufc":
-            yield self.skipped(name, f"has the type {data.dtype}, expected numbers, texts or encoded pictures")
+            yield self._skipped_entry(name, f"has the type {data.dtype}, expected numbers, texts or encoded pictures")
             return
-        yield self._entry(f"{name}.npy", npy_size(data.dtype, data.shape), partial(_npy, data))
+        yield named_entry(
+            self._url, f"{name}.npy", npy_size(data.dtype, data.shape), partial(_npy, data, self._max_bytes)
+        )
 
 
 class _Frames:
-    """The frames of a dataset, of which those of a few chunks are held."""
+    """Encodes the frames of a dataset, and keeps the pixels of a few chunks in memory.
 
-    def __init__(self, data: h5py.Dataset) -> None:
+    Args:
+        data: the dataset.
+        max_bytes: the size of the largest content that is read.
+    """
+
+    def __init__(self, data: h5py.Dataset, max_bytes: int) -> None:
         self._data = data
+        self._limit = max(max_bytes, BLOCK_BYTES)
         self._start = 0
         self._block: np.ndarray[Any, np.dtype[Any]] | None = None
 
-    def png(self, frame: int, max_bytes: int) -> bytes:
-        """A frame as PNG; `_SkippedError` if more has to be unpacked than `max_bytes`."""
+    def png(self, frame: int) -> bytes:
+        """Returns a frame as PNG; raises `_SkippedError` if its chunk is larger than what may be read."""
         if self._block is None or not self._start <= frame < self._start + len(self._block):
             chunk = self._data.chunks[0] if self._data.chunks else 1
-            _check_chunk(self._data, max(max_bytes, BLOCK_BYTES))
-            of_frame = max(math.prod(self._data.shape[1:]) * self._data.dtype.itemsize, 1)
-            step = max(chunk, BLOCK_BYTES // of_frame // chunk * chunk)
-            step = max(min(step, max(max_bytes, BLOCK_BYTES) // of_frame), 1)
+            _check_chunk(self._data, self._limit)
+            frame_bytes = max(math.prod(self._data.shape[1:]) * self._data.dtype.itemsize, 1)
+            step = max(chunk, BLOCK_BYTES // frame_bytes // chunk * chunk)
+            step = max(min(step, self._limit // frame_bytes), 1)
             self._start = frame // step * step
             self._block = self._data[self._start : self._start + step]
         return png_bytes(self._block[frame - self._start])
@@ -447,15 +401,15 @@ def _check(data: h5py.Dataset) -> None:
         code, _, _, label = plist.get_filter(number)
         if code not in _FILTERS:
             title = label.decode(errors="replace").split("\0")[0][:40]
-            known = ", ".join(_FILTERS.values())
+            filters = ", ".join(_FILTERS.values())
             raise _SkippedError(
-                f"is compressed by the plugin filter {code} ({title!a}), expected one of {known}: write it again"
+                f"is compressed by the plugin filter {code} ({title!a}), expected one of {filters}: write it again"
             )
-    written = data.id.get_num_chunks() * math.prod(data.chunks) if data.chunks else data.id.get_storage_size()
+    stored = data.id.get_num_chunks() * math.prod(data.chunks) if data.chunks else data.id.get_storage_size()
     expected = data.size if data.chunks else data.nbytes
-    if data.shape is not None and written < expected:
-        what = "values" if data.chunks else "bytes"
-        raise _SkippedError(f"has {expected:,} {what}, of which at most {written:,} were written")
+    if data.shape is not None and stored < expected:
+        unit = "values" if data.chunks else "bytes"
+        raise _SkippedError(f"has {expected:,} {unit}, but the file holds at most {stored:,}: write it again")
 
 
 def _check_chunk(data: h5py.Dataset, max_bytes: int) -> None:
@@ -465,13 +419,13 @@ def _check_chunk(data: h5py.Dataset, max_bytes: int) -> None:
 
 
 def _npy(data: h5py.Dataset, max_bytes: int) -> bytes:
-    """All values of a dataset, which fit the limit, as NPY."""
+    """Returns all values of a dataset as NPY."""
     _check_chunk(data, max_bytes)
     return npy_bytes(np.asarray(data[()]))
 
 
 def _address(group: h5py.Group) -> int:
-    """What identifies an object of a file, whatever links lead to it."""
+    """Returns what identifies an object of a file, whatever links lead to it."""
     import h5py
 
     address: int = h5py.h5o.get_info(group.id).addr
@@ -479,7 +433,7 @@ def _address(group: h5py.Group) -> int:
 
 
 def _is_value(data: h5py.Dataset) -> bool:
-    """Whether a dataset is a value of the JSON: texts, or a single number."""
+    """Returns whether a dataset is a value of the JSON: texts, or a single number."""
     import h5py
 
     if h5py.check_string_dtype(data.dtype) is not None:
@@ -503,26 +457,26 @@ def _value(data: h5py.Dataset) -> Any:
     return np.array(texts, object).reshape(data.shape).tolist()
 
 
-def _attributes(found: h5py.Group | h5py.Dataset) -> dict[str, Any]:
-    """The attributes of an object that JSON has: texts, numbers and short arrays of them."""
+def _attributes(node: h5py.Group | h5py.Dataset) -> dict[str, Any]:
+    """Returns the attributes of an object: texts, numbers and short arrays of them; a note instead of any other."""
     import h5py
 
     values: dict[str, Any] = {}
-    for name in sorted(found.attrs):
-        attribute = found.attrs.get_id(name)
+    for name in sorted(node.attrs):
+        attribute = node.attrs.get_id(name)
         is_text = h5py.check_string_dtype(attribute.dtype) is not None
         size = math.prod(attribute.shape or ())
         is_large = size > MAX_TEXTS or size * attribute.dtype.itemsize > MAX_JSON_BYTES
         if attribute.shape is None or not (is_text or attribute.dtype.kind in "biuf") or is_large:
             values[name] = f"<{attribute.dtype}, {attribute.shape}: not read>"
             continue
-        value = found.attrs[name]
+        value = node.attrs[name]
         values[name] = [_plain(item) for item in value.ravel()] if isinstance(value, np.ndarray) else _plain(value)
     return values
 
 
 def _plain(value: Any) -> Any:
-    """A text or number as Python has it."""
+    """Returns a text or number as Python has it."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, str):
@@ -534,7 +488,7 @@ def _plain(value: Any) -> Any:
 
 
 def _encoded_extension(data: h5py.Dataset) -> str | None:
-    """The extension of the encoded pictures that a dataset holds, one in each row; None if it holds others."""
+    """Returns the extension of the encoded pictures in the rows of a dataset; None if it holds something else."""
     import h5py
 
     is_rows = data.ndim == 2 and data.dtype == np.uint8
@@ -547,16 +501,11 @@ def _encoded_extension(data: h5py.Dataset) -> str | None:
     return extension_of_content_type(content_type) if content_type in _ENCODED else None
 
 
-def _encoded_row(data: h5py.Dataset, row: int, _: int = 0) -> bytes:
-    """The bytes of a row, without the zeros that fill it up: no picture ends with one."""
+def _encoded_row(data: h5py.Dataset, row: int) -> bytes:
+    """Returns the bytes of a row, without the zeros that fill it up: no picture ends with one."""
     return np.asarray(data[row]).tobytes().rstrip(b"\0")
 
 
-def _part(name: str) -> str:
-    """A name as a part of a member's name, which ends at dots and slashes."""
-    return name.replace("%", "%25").replace(".", "%2E").replace("/", "%2F") or "%"
-
-
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts numbers in names by their values."""
+    """Returns a key that sorts numbers in names by their values."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(name) if part]

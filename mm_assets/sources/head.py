@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from mm_assets.errors import ShardError
 from mm_assets.media.content_types import sniff_content_type
 
-__all__ = ["HEAD_BYTES", "ForeignFile", "foreign_file"]
+__all__ = ["HEAD_BYTES", "ForeignFile", "foreign_file", "format_error"]
 
 HEAD_BYTES = 512  # of a file's start, by which its format is detected: a tar header
 
@@ -87,6 +88,13 @@ def foreign_file(head: bytes) -> ForeignFile | None:
     if content_type is not None and content_type.partition("/")[0] in ("image", "audio", "video"):
         return ForeignFile("media", f"one file of {content_type}", "put it into a tar, or name it in a list of files")
     return None
+
+
+def format_error(url: str, head: bytes, expected: str) -> ShardError:
+    """Returns the error of a file that starts with `head`, and so is not `expected`, a format with its article."""
+    foreign = foreign_file(head)
+    detail = f"is not {expected}" if foreign is None else foreign.as_not(expected)
+    return ShardError(url, detail, byte_offset=0)
 
 
 def _text_file(head: bytes, text: str) -> ForeignFile | None:

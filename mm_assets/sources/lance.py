@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -27,10 +27,10 @@ import pyarrow as pa
 
 from mm_assets.errors import MissingExtraError, ShardError, SourceError, first_line
 from mm_assets.sources.arrow_rows import VALUE_ERRORS, ArrowRows
+from mm_assets.sources.entries import Entry, EntrySource, Scan
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.lance_manifest import CLONE_ADVICE, MAX_MANIFEST_BYTES, read_fragments, version_of
-from mm_assets.sources.member import Member, OnDamage, ShardDamage
-from mm_assets.sources.row_members import Cell, Entry, Row, read_entries
+from mm_assets.sources.row_members import Cell, Row
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import FolderFiles, ShardFile
 from mm_assets.storage.urls import is_local, local_path
@@ -46,7 +46,7 @@ _READER = Path(__file__).with_name("lance_reader.py")
 _ROW_ADDRESS = "_rowaddr"  # the fragment, and in the lower 32 bits the row in it, deleted ones included
 _INLINE, _PACKED, _DEDICATED = 0, 1, 2  # kinds of blob: in the data file, or in a file beside it; others are outside
 _S3 = ("s3://", "s3a://")
-_S3_ERROR = "Generic S3 error"  # in messages of Lance, where the storage does not answer
+_S3_ERROR = "Generic S3 error"  # in messages of Lance, when the storage does not answer
 _OPTIONS = {
     "key": "aws_access_key_id",
     "secret": "aws_secret_access_key",
@@ -59,10 +59,10 @@ _OPTIONS = {
 }
 """Lance's names of options of s3fs and of its `client_kwargs`."""
 _TUNING = ("cache", "block_size", "concurrency", "config_kwargs", "asynchronous", "loop")
-"""Parts of the names of options that change no place and no right."""
+"""Parts of the names of options that change neither the place nor the rights."""
 
 
-class LanceSource:
+class LanceSource(EntrySource):
     """A fragment of a Lance dataset, whose rows are samples; see `mm_assets.sources.base.Source`.
 
     Only blobs in the shard itself have a byte range.
@@ -72,14 +72,6 @@ class LanceSource:
     MARKS: ClassVar[tuple[str, ...]] = ("_versions/*.manifest",)
     seekable = False
     text_encoding = "utf-8"
-
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-
-    @property
-    def file(self) -> SourceFile:
-        """The first data file of the fragment."""
-        return self._file
 
     @classmethod
     def accepts(cls, head: bytes) -> bool:
@@ -102,48 +94,24 @@ class LanceSource:
             detail = f"has {newest.size} bytes, at most {MAX_MANIFEST_BYTES} are read"
             raise ShardError(newest.url, detail, byte_offset=0)
         folder = newest.url.rpartition("_versions/")[0]
-        known = {file.url.removeprefix(folder): file for file in files}
+        by_name = {file.url.removeprefix(folder): file for file in files}
         shards = []
         for fragment in read_fragments(newest.url, files.read(newest)):
             for name in (fragment.shard, *fragment.others):
-                if name not in known:
+                if name not in by_name:
                     detail = f"names the file {name}, which is missing: restore it, or go back to an earlier version"
                     raise ShardError(newest.url, detail, byte_offset=0)
-            described = ShardFile(url="", size=0, fingerprint=fragment.digest, modified=None)
-            others = [known[name] for name in fragment.others]
-            shards.append(known[fragment.shard].described_by([described, *others]))
+            description = ShardFile(url="", size=0, fingerprint=fragment.digest, modified=None)
+            others = [by_name[name] for name in fragment.others]
+            shards.append(by_name[fragment.shard].described_by([description, *others]))
         return shards
 
-    def members(
-        self, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
-    ) -> Iterator[Member]:
-        """Every cell, text and JSON of the rows, in order; arguments and errors as `Source.members`.
-
-        "salvage" continues at the next batch of rows, if there is one.
-        """
-        for entry in self._entries(on_damaged_shard, damage):
-            yield entry.member
-
-    def payloads(
-        self,
-        *,
-        wanted: Callable[[Member], bool],
-        max_bytes: int,
-        on_error: Callable[[Member, SourceError], None] | None = None,
-        on_damaged_shard: OnDamage = "fail",
-        damage: list[ShardDamage] | None = None,
-    ) -> Iterator[tuple[Member, bytes]]:
-        """The content of chosen members, in one pass over the fragment; arguments and errors as `Source.payloads`."""
-        entries = self._entries(on_damaged_shard, damage)
-        yield from read_entries(self.file.url, entries, wanted=wanted, max_bytes=max_bytes, on_error=on_error)
-
-    def _entries(self, on_damaged: OnDamage, damage: list[ShardDamage] | None) -> Iterator[Entry]:
+    def _entries(self, scan: Scan) -> Iterator[Entry]:
         rows = _LanceRows(self.file, pa.schema([]), {})
 
-        def lost(detail: str) -> Entry:
-            if damage is not None:
-                damage.append(ShardDamage(byte_offset=0, byte_size=self.file.size, detail=detail))
-            return rows.lost(f"row {rows.number} and after", self.file.size, detail)
+        def salvage(detail: str) -> Entry:
+            scan.salvage(self.file.url, detail, byte_offset=0, byte_size=self.file.size)
+            return rows.damage_entry(f"row {rows.number} and after", self.file.size, detail)
 
         try:
             with self._reader() as reader:
@@ -153,18 +121,15 @@ class LanceSource:
                         batch.validate(full=True)
                         yield from rows.of_batch(batch)
                     except VALUE_ERRORS as error:
-                        detail = f"row {rows.number} or after cannot be read: {first_line(error)}"
-                        if on_damaged == "fail":
-                            raise ShardError(self.file.url, detail, byte_offset=0) from error
-                        yield lost(detail)
+                        yield salvage(f"row {rows.number} or after cannot be read: {first_line(error)}")
         except ShardError as error:
-            if on_damaged == "fail":
+            if scan.on_damaged_shard == "fail":
                 raise
-            yield lost(error.detail)
+            yield salvage(error.detail)
 
     @contextmanager
     def _reader(self) -> Iterator[pa.RecordBatchReader]:
-        """The rows of the fragment, decoded in another process.
+        """Yields a reader of the rows of the fragment, which another process decodes.
 
         Raises:
             ShardError: the fragment cannot be read.
@@ -201,7 +166,7 @@ class LanceSource:
         raise self._failure(*decoder.failure()) from cause
 
     def _failure(self, status: int, text: str) -> SourceError:
-        """The error of a process that could not read the fragment."""
+        """Returns the error of a process that could not read the fragment."""
         lines = [
             line for line in text.splitlines() if line.strip() and not line.startswith(("note:", "stack backtrace"))
         ]
@@ -213,8 +178,8 @@ class LanceSource:
         foreign = foreign_file(self.file.read(0, min(HEAD_BYTES, self.file.size)))
         if foreign is not None:
             return ShardError(self.file.url, foreign.as_not("a Lance file"), byte_offset=0)
-        ended = f" (its process ended with {status})" if status < 0 else ""
-        return ShardError(self.file.url, f"Lance cannot read it{ended}: {message}", byte_offset=0)
+        signal_note = f" (its process ended with {status})" if status < 0 else ""
+        return ShardError(self.file.url, f"Lance cannot read it{signal_note}: {message}", byte_offset=0)
 
 
 def _place(folder: str, file: SourceFile) -> tuple[str, dict[str, str] | None]:
@@ -228,10 +193,10 @@ def _place(folder: str, file: SourceFile) -> tuple[str, dict[str, str] | None]:
     advice = "copy the dataset to a local folder or to an S3 bucket"
     if not folder.startswith(_S3):
         raise SourceError(file.url, f"is in a storage that Lance datasets are not read from: {advice}")
-    given: dict[str, Any] = dict(file.storage_options or {})
-    given |= given.pop("client_kwargs", None) or {}
+    settings: dict[str, Any] = dict(file.storage_options or {})
+    settings |= settings.pop("client_kwargs", None) or {}
     options: dict[str, str] = {}
-    for name, value in given.items():
+    for name, value in settings.items():
         if name in _OPTIONS and isinstance(value, str):
             options[_OPTIONS[name]] = value
         elif name == "anon":
@@ -266,7 +231,7 @@ class _Decoder:
 
     @classmethod
     def take(cls) -> _Decoder:
-        """Returns one that is idle, or a new one."""
+        """Returns an idle process, or starts one."""
         idle = cls._idle.pop(os.getpid(), None)
         if idle is not None and idle._process.poll() is not None:
             idle.kill()
@@ -280,7 +245,7 @@ class _Decoder:
         return pa.ipc.open_stream(self._stream)
 
     def is_done(self) -> bool:
-        """Whether all batches have been written, and not only those until the process ended; it is then idle."""
+        """Returns whether the process wrote all batches; if so, it is idle now."""
         if self._stream.read(1) != b"\n":
             return False
         if other := self._idle.pop(os.getpid(), None):
@@ -291,7 +256,7 @@ class _Decoder:
     def failure(self) -> tuple[int, str]:
         """Returns the exit status and the messages of a process that ends because of an error."""
         self._stream.close()
-        with suppress(OSError):  # what the process did not take
+        with suppress(OSError):  # for a request that the process did not read
             self._requests.close()
         status = self._process.wait()
         self._messages.seek(0)
@@ -316,8 +281,8 @@ class _LanceRows(ArrowRows):
 
     Args:
         file: the first data file.
-        schema: of the rows, with blobs as their descriptions.
-        blobs: the data file that has the blobs of each such column; None if it has none of them.
+        schema: of the rows, which have descriptions of blobs in their place.
+        blobs: the data file with the blobs of each column of blobs; None if no data file has them.
     """
 
     def __init__(self, file: SourceFile, schema: pa.Schema, blobs: Mapping[str, str | None]) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mm_assets.errors import ShardError
+from mm_assets.sources.protobuf import read_fields
 
 __all__ = ["CLONE_ADVICE", "MAX_MANIFEST_BYTES", "Fragment", "read_fragments", "version_of"]
 
@@ -32,12 +33,12 @@ _DELETION_SUFFIXES = ("arrow", "bin")  # by type: an array of rows, or a bitmap 
 
 
 class Fragment(NamedTuple):
-    """The rows of one or several data files, which have different columns of them.
+    """Rows whose columns are in one or several data files.
 
     Attributes:
         shard: its first data file, relative to the dataset's folder.
-        others: its other data files and its deletion file, likewise.
-        digest: of its description and of the schema.
+        others: its other data files and its deletion file, also relative to the dataset's folder.
+        digest: SHA-256 of its description and of the schema.
     """
 
     shard: str
@@ -71,46 +72,47 @@ def read_fragments(url: str, content: bytes) -> list[Fragment]:
         raise ShardError(url, detail, byte_offset=0)
     start = int.from_bytes(content[-_TAIL_BYTES : -_TAIL_BYTES + 8], "little")
     try:
-        message = _taken(content, start + 4, int.from_bytes(_taken(content, start, 4), "little"))
-        schema, described = hashlib.sha256(), list[bytes]()
-        for number, value in _fields(message):
-            if number == _SCHEMA_FIELD and isinstance(value, bytes):
-                schema.update(len(value).to_bytes(8) + value)
-            elif number == _FRAGMENT and isinstance(value, bytes):
-                described.append(value)
-        return [_fragment(one, schema.digest()) for one in described]
+        message = _slice(content, start + 4, int.from_bytes(_slice(content, start, 4), "little"))
+        schema, fragments = hashlib.sha256(), list[memoryview]()
+        for number, value in read_fields(message):
+            if number == _SCHEMA_FIELD and isinstance(value, memoryview):
+                schema.update(len(value).to_bytes(8))
+                schema.update(value)
+            elif number == _FRAGMENT and isinstance(value, memoryview):
+                fragments.append(value)
+        return [_fragment(fragment, schema.digest()) for fragment in fragments]
     except ValueError as error:
         raise ShardError(url, f"cannot be read as the manifest of a Lance dataset: {error}", byte_offset=0) from error
 
 
-def _fragment(message: bytes, schema: bytes) -> Fragment:
+def _fragment(message: memoryview, schema: bytes) -> Fragment:
     number, names, deletions = 0, list[str](), list[str]()
-    for field, value in _fields(message):
+    for field, value in read_fields(message):
         if field == _ID and isinstance(value, int):
             number = value
-        elif field == _DATA_FILE and isinstance(value, bytes):
+        elif field == _DATA_FILE and isinstance(value, memoryview):
             names.append(f"data/{_data_file(value)}")
-        elif field == _DELETION_FILE and isinstance(value, bytes):
+        elif field == _DELETION_FILE and isinstance(value, memoryview):
             deletions.append(_deletion_file(number, value))
     if not names:
         raise ValueError(f"fragment {number} has no data file")
-    return Fragment(names[0], [*names[1:], *deletions], hashlib.sha256(schema + message).hexdigest())
+    return Fragment(names[0], [*names[1:], *deletions], hashlib.sha256(schema + bytes(message)).hexdigest())
 
 
-def _data_file(message: bytes) -> str:
+def _data_file(message: memoryview) -> str:
     name = ""
-    for field, value in _fields(message):
-        if field == _PATH and isinstance(value, bytes):
-            name = value.decode()
+    for field, value in read_fields(message):
+        if field == _PATH and isinstance(value, memoryview):
+            name = str(value, "utf-8")
         elif field == _BASE:
-            raise ValueError(f"its file {name!r} is one of those in other folders, {CLONE_ADVICE}")
+            raise ValueError(f"it has files in other folders, such as {name!r}, {CLONE_ADVICE}")
     if not name or name != posixpath.basename(name) or name.startswith("."):
         raise ValueError(f"a data file is called {name!r}, expected a name in the folder data")
     return name
 
 
-def _deletion_file(fragment: int, message: bytes) -> str:
-    values = {field: value for field, value in _fields(message) if isinstance(value, int)}
+def _deletion_file(fragment: int, message: memoryview) -> str:
+    values = {field: value for field, value in read_fields(message) if isinstance(value, int)}
     kind = values.get(_TYPE, 0)
     if _DELETION_BASE in values or kind >= len(_DELETION_SUFFIXES):
         raise ValueError(f"the deletion file of fragment {fragment} is in another folder or of type {kind}")
@@ -118,37 +120,7 @@ def _deletion_file(fragment: int, message: bytes) -> str:
     return f"_deletions/{name}"
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields the number and the value of each field of a Protocol Buffers message."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        kind = tag & 7
-        if kind == 0:
-            value, at = _varint(message, at)
-            yield tag >> 3, value
-            continue
-        if kind == 2:
-            size, at = _varint(message, at)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"byte {at} of a message has a field of type {kind}, which does not exist")
-        yield tag >> 3, _taken(message, at, size)
-        at += size
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Returns a number of variable size, and the place after it."""
-    value = 0
-    for place, byte in enumerate(message[at : at + 10]):
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return value, at + place + 1
-    raise ValueError(f"the number at byte {at} of a message has no end")
-
-
-def _taken(content: bytes, at: int, size: int) -> bytes:
+def _slice(content: bytes, at: int, size: int) -> memoryview:
     if at + size > len(content):
-        raise ValueError(f"{size} bytes from {at} are expected, {len(content)} are there")
-    return content[at : at + size]
+        raise ValueError(f"it has {len(content)} bytes, expected {size} from byte {at} on")
+    return memoryview(content)[at : at + size]

@@ -46,14 +46,14 @@ def write_rows(request: dict[str, Any]) -> None:
     file_of_field = {number: file.path for file in reversed(files) for number in file.fields}
     blobs = {
         field.name(): file_of_field.get(field.id())
-        for field, shown in zip(dataset.lance_schema.fields(), dataset.schema, strict=True)
-        if _is_blob(shown)
+        for field, arrow_field in zip(dataset.lance_schema.fields(), dataset.schema, strict=True)
+        if _is_blob(arrow_field)
     }
     schema = reader.schema.with_metadata({"mm_assets": json.dumps(blobs)})
     with pa.ipc.new_stream(sys.stdout.buffer, schema) as stream:
         for batch in reader:
             stream.write_batch(batch.replace_schema_metadata(schema.metadata))
-    sys.stdout.buffer.write(b"\n")  # it has not ended early
+    sys.stdout.buffer.write(b"\n")  # the rows did not end early
     sys.stdout.buffer.flush()
 
 

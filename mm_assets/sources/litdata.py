@@ -1,8 +1,8 @@
 """LitData, the chunks of Lightning's `litdata`: an item is a sample, a value of it a member.
 
 ``index.json`` beside the chunks says what the values are; its tree of containers is parsed as JSON, without their
-classes. The values of containers in each other have dotted names, those of lists numbers. `row_members` says which
-members an item has. Pickles are never loaded.
+classes. Values in nested containers have dotted names, in which the items of lists have numbers. `row_members` says
+which members an item has. Pickles are never loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import posixpath
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from itertools import pairwise
@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from mm_assets.errors import ShardError, SourceError, first_line
 from mm_assets.json_text import parse_json, repair_json
+from mm_assets.sources.arrow import batch_bytes, read_messages
 from mm_assets.sources.arrow_rows import json_rows
+from mm_assets.sources.entries import Entry, Scan
 from mm_assets.sources.head import HEAD_BYTES
-from mm_assets.sources.member import OnDamage, ShardDamage
 from mm_assets.sources.offset_table import (
     PICKLE_REASON,
     Column,
@@ -38,7 +39,7 @@ from mm_assets.sources.offset_table import (
     skipped_cell,
 )
 from mm_assets.sources.parquet import PARQUET_ERRORS
-from mm_assets.sources.row_members import KEY_COLUMN, MEMBERS_COLUMN, Cell, ColumnKind, Entry, Row, RowMembers
+from mm_assets.sources.row_members import KEY_COLUMN, MEMBERS_COLUMN, Cell, ColumnKind, Row, RowMembers
 from mm_assets.sources.stream import compression_of_head, decompressed
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
@@ -47,11 +48,13 @@ __all__ = ["NUMPY_TYPES", "TENSOR_TYPES", "LitDataSource"]
 
 INDEX_NAME = "index.json"
 MAX_INDEX_BYTES = 64 << 20  # of some 700,000 chunks
-MAX_FRAME_BYTES = 512 << 20  # of a frame of items, and of the rows that Arrow has of a chunk
+MAX_FRAME_BYTES = 512 << 20  # of a frame of items, and of a chunk's table of Arrow
+BATCH_ROWS = 64  # converted to values of Python at a time
+MAX_BATCH_VALUES = 1 << 26  # of a batch of rows, in lists at any depth: nulls take no bytes in a file
 MAX_NESTED_DEPTH = 100  # containers in each other, in the binary form of JSON
 
 NUMPY_TYPES = ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", "|b1")
-"""The types of arrays, by number; those of objects and texts follow."""
+"""The types of arrays, by number; the numbers after them are of objects and texts."""
 
 TENSOR_TYPES = (
     *("<f4", "<f4", "<f8", "<f8", "<c8", "<c8", "<c16", "<c16", "<f2", "<f2"),
@@ -77,7 +80,7 @@ class LitDataSource(OffsetTableSource):
 
     @classmethod
     def accepts(cls, head: bytes) -> bool:
-        """Whether a file that starts with `head` is a chunk, or may be a compressed one."""
+        """Returns whether a file that starts with `head` is a chunk, or may be a compressed one."""
         is_chunk = is_table(head, has_config=False) or head.startswith(_FRAMES_MAGIC)
         return is_chunk or compression_of_head(head) == "zstd"
 
@@ -98,26 +101,26 @@ class LitDataSource(OffsetTableSource):
 
     @cached_property
     def _index(self) -> Mapping[str, Any]:
-        """What the index says.
+        """The content of the index.
 
         Raises:
-            ShardError: it is missing, too large, or not one.
+            ShardError: it is missing, too large, or not an index.
         """
         try:
             index = self.file.beside(INDEX_NAME)
             if index.size > MAX_INDEX_BYTES:
                 detail = f"has {index.size:,} bytes, at most {MAX_INDEX_BYTES:,} are read"
                 raise ShardError(index.url, detail, byte_offset=0)
-            described = parse_json(index.read(0, index.size).decode())
+            content = parse_json(index.read(0, index.size).decode())
         except ShardError:
             raise
         except (SourceError, ValueError) as error:
             reason = error.detail if isinstance(error, SourceError) else first_line(error)
             detail = f"has no {INDEX_NAME} beside it that says what its values are ({reason}): copy the whole folder"
             raise ShardError(self.file.url, detail, byte_offset=0) from error
-        match described:
+        match content:
             case {"config": {"data_format": [*_]}, "chunks": [*_]}:
-                return dict(described)
+                return dict(content)
         raise ShardError(self.file.url, f"its {INDEX_NAME} has no chunks or data_format", byte_offset=0)
 
     @cached_property
@@ -132,30 +135,30 @@ class LitDataSource(OffsetTableSource):
     def _columns(self, config: bytes) -> Sequence[Column]:
         if config:
             raise ValueError(f"the first sample is {len(config):,} bytes after its table, expected it there")
-        described = self._index["config"]
-        loader = described.get("item_loader")
-        if described.get("encryption") is not None:
+        settings = self._index["config"]
+        loader = settings.get("item_loader")
+        if settings.get("encryption") is not None:
             raise ShardError(self.file.url, "is encrypted: decrypt it with LitData first", byte_offset=0)
         if loader not in (None, "PyTreeLoader", "TokensLoader"):
             detail = f"was written for the loader {loader!a}, expected 'PyTreeLoader' or 'TokensLoader'"
             raise ShardError(self.file.url, detail, byte_offset=0)
-        formats = described["data_format"]
+        formats = settings["data_format"]
         if not all(isinstance(each, str) for each in formats):
             raise ValueError(f"its {INDEX_NAME} has data_format {formats!a:.100}, expected texts")
-        names = ["tokens"] if loader == "TokensLoader" else _names(described.get("data_spec"))
+        names = ["tokens"] if loader == "TokensLoader" else _names(settings.get("data_spec"))
         if len(names) != len(formats):
-            detail = f"{len(names)} values in data_spec and {len(formats)} in data_format, expected as many"
+            detail = f"{len(names)} values in data_spec and {len(formats)} in data_format, expected the same number"
             raise ValueError(f"its {INDEX_NAME} has {detail}")
         return [_column(name, each) for name, each in zip(names, formats, strict=True)]
 
     def _check_index(self, num_samples: int) -> None:
         name = posixpath.basename(self.file.url)
         chunks = (chunk for chunk in self._index["chunks"] if isinstance(chunk, dict))
-        listed = next((chunk for chunk in chunks if chunk.get("filename") == name), None)
-        if listed is None:
+        entry = next((chunk for chunk in chunks if chunk.get("filename") == name), None)
+        if entry is None:
             raise ValueError("does not list this chunk: remove the chunk, or write the dataset again")
-        if listed.get("chunk_size") != num_samples:
-            detail = f"says that the chunk has {listed.get('chunk_size')} samples, found {num_samples}"
+        if entry.get("chunk_size") != num_samples:
+            detail = f"says that the chunk has {entry.get('chunk_size')} samples, found {num_samples}"
             raise ValueError(f"{detail}: download the chunk, or its index, again")
 
     def _row(self, rows: RowMembers, columns: Sequence[Column], sample: Value) -> Mapping[str, Any]:
@@ -164,45 +167,50 @@ class LitDataSource(OffsetTableSource):
         (column,) = columns  # whose value has no size before it
         return {column.name: column.decode(sample)}
 
-    # -- chunks whose rows Arrow has
+    # -- chunks with a table of Arrow
 
-    def _entries(self, on_damaged: OnDamage, damage: list[ShardDamage] | None) -> Iterator[Entry]:
+    def _entries(self, scan: Scan) -> Iterator[Entry]:
         raw, failure = self._raw
         size = 0 if failure is not None else _arrow_size(raw)
         if not size:
-            yield from super()._entries(on_damaged, damage)
+            yield from super()._entries(scan)
             return
         rows = RowMembers(self.file.url, self._folder, {})
         try:
             if size > MAX_FRAME_BYTES:
                 raise ValueError(f"has {size:,} bytes, expected at most {MAX_FRAME_BYTES:,}")
-            reader = pa.ipc.open_file(pa.py_buffer(raw.read(raw.size - 12 - size, size)))
-            rows = RowMembers(self.file.url, self._folder, {f.name: _arrow_kind(f.type) for f in reader.schema})
-            self._check_index(int.from_bytes(raw.read(0, 4), "little"))
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                batch.validate(full=True)
-                for row in json_rows(batch):
-                    yield from rows.entries(_arrow_row(row))
+            messages = read_messages(raw.read(raw.size - 12 - size, size))
+            first = next(messages, None)
+            if first is None:
+                raise ValueError("has no schema")
+            schema = pa.ipc.read_schema(first)
+            rows = RowMembers(self.file.url, self._folder, {f.name: _arrow_kind(f.type) for f in schema})
+            number = int.from_bytes(raw.read(0, 4), "little")
+            self._check_index(number)
+            for batch in _batches(messages, schema):
+                if rows.number + batch.num_rows > number:
+                    raise ValueError(f"has more than the {number:,} rows that the chunk has samples")
+                for start in range(0, batch.num_rows, BATCH_ROWS):
+                    for row in json_rows(batch.slice(start, BATCH_ROWS)):
+                        yield from rows.entries(_arrow_row(row))
+            if rows.number < number:
+                raise ValueError(f"has {rows.number:,} rows, the chunk has {number:,} samples")
         except SourceError:
             raise
         except PARQUET_ERRORS as error:
             detail = f"row {rows.number} or after cannot be read from its table of Arrow: {first_line(error)}"
-            if on_damaged == "fail":
-                raise ShardError(self.file.url, detail, byte_offset=max(raw.size - 12 - size, 0)) from error
-            if damage is not None:
-                damage.append(ShardDamage(byte_offset=max(raw.size - 12 - size, 0), byte_size=size, detail=detail))
-            yield rows.lost("rows", size, detail)
+            scan.salvage(self.file.url, detail, byte_offset=max(raw.size - 12 - size, 0), byte_size=size)
+            yield rows.damage_entry("rows", size, detail)
 
     # -- compression inside of a chunk
 
-    def _decompressed(self, compression: str) -> Iterator[bytes]:
+    def _decompress(self, compression: str) -> Iterator[bytes]:
         if compression == "batch":
             yield from self._batches()
         elif compression == "sample":
             yield from self._samples()
         else:
-            yield from super()._decompressed(compression)
+            yield from super()._decompress(compression)
 
     def _batches(self) -> Iterator[bytes]:
         """Yields a chunk whose items are compressed together, some at a time."""
@@ -214,10 +222,10 @@ class LitDataSource(OffsetTableSource):
         offsets = np.frombuffer(self._part(start, 4 * (number + 1)), "<u4").astype(np.int64)
         start += 4 * (number + 1)
         frames = list(_FRAME.iter_unpack(self._part(start, _FRAME.size * num_frames)))
-        shifted = offsets - offsets[0] + 4 + 4 * (number + 1)
-        if offsets[0] != 0 or shifted[-1] >= 1 << 32:
+        new_offsets = offsets - offsets[0] + 4 + 4 * (number + 1)
+        if offsets[0] != 0 or new_offsets[-1] >= 1 << 32:
             raise ValueError(f"its items are at {offsets[0]:,} to {offsets[-1]:,}, expected a place from 0 on")
-        yield struct.pack("<I", number) + shifted.astype("<u4").tobytes()
+        yield struct.pack("<I", number) + new_offsets.astype("<u4").tobytes()
         at = 0
         for first, items, place, size, content_size in frames:
             if first != at or items > number - at or content_size != offsets[first + items] - offsets[first]:
@@ -230,10 +238,10 @@ class LitDataSource(OffsetTableSource):
         number = int.from_bytes(self._part(0, 4), "little")
         offsets = np.frombuffer(self._part(4, 4 * (number + 1)), "<u4").astype(np.int64)
         sizes = [0, *(len(self._frame(a, b - a)) for a, b in pairwise(offsets))]
-        shifted = np.cumsum(sizes) + 4 + 4 * (number + 1)
-        if shifted[-1] >= 1 << 32:
-            raise ValueError(f"holds {shifted[-1]:,} bytes, expected at most {1 << 32:,}")
-        yield struct.pack("<I", number) + shifted.astype("<u4").tobytes()
+        new_offsets = np.cumsum(sizes) + 4 + 4 * (number + 1)
+        if new_offsets[-1] >= 1 << 32:
+            raise ValueError(f"holds {new_offsets[-1]:,} bytes, expected at most {1 << 32:,}")
+        yield struct.pack("<I", number) + new_offsets.astype("<u4").tobytes()
         for a, b in pairwise(offsets):
             yield self._frame(a, b - a)
 
@@ -292,10 +300,10 @@ def _names_in(tree: Any) -> Iterator[tuple[str, ...]]:
             raise ValueError(f"its {INDEX_NAME} has a data_spec with {tree!a:.100}, expected a container or a value")
 
 
-def _column(name: str, stated: str) -> Column:
+def _column(name: str, form: str) -> Column:
     """Returns a column of values of a format, such as ``jpeg`` or ``no_header_numpy:9``."""
     kind: ColumnKind = "file"
-    base, _, argument = stated.partition(":")
+    base, _, argument = form.partition(":")
     decode: Callable[[Value], Any]
     if base in ("str", "text") or (base == "bytes" and name in _TEXTS):
         return Column(name, "text", Value.whole)
@@ -312,7 +320,7 @@ def _column(name: str, stated: str) -> Column:
     types = {"numpy": NUMPY_TYPES, "tensor": TENSOR_TYPES}.get(base.removeprefix("no_header_"))
     if types is None:
         is_pickle = base in ("pickle", "graph")  # a graph has a pickle in it
-        reason = PICKLE_REASON if is_pickle else f"format {stated[:40]!a} is not one of `litdata`"
+        reason = PICKLE_REASON if is_pickle else f"format {form[:40]!a} is not one of `litdata`"
         decode = partial(skipped_cell, reason=reason)
     elif base.startswith("no_header_"):
         code = int(argument) if argument.isascii() and argument.isdigit() and len(argument) < 9 else len(types)
@@ -327,13 +335,13 @@ def _file(value: Value, *, extension: str) -> Cell:
 
 
 def _vector(value: Value, *, types: Sequence[str], code: int) -> Cell:
-    """An array of one dimension, whose type the index has."""
+    """Returns an array of one dimension, whose type is in the index."""
     size = 2 if types[code : code + 1] == ("bfloat16",) else np.dtype(types[code]).itemsize if code < len(types) else 1
     return _array_cell(value, types, code, (value.size // size,))
 
 
 def _array(value: Value, *, types: Sequence[str], order: Any) -> Cell:
-    """An array that begins with its type, its number of dimensions and its shape."""
+    """Returns an array that begins with its type, its number of dimensions and its shape."""
     code, number = (int.from_bytes(value.part(at, 4).head(4), order) for at in (0, 4))
     if number > 64:
         raise ValueError(f"has {number:,} dimensions, at most 64 are read")
@@ -414,7 +422,7 @@ class _Nested:
                 raise ValueError(f"has the tag {kind + 16} of a value, expected one from 16 to 20")
 
     def _number(self, item_size: int = 0) -> int:
-        """Returns the number of items that follow, each of which has as many bytes or more."""
+        """Returns the number of items that follow, which have `item_size` bytes or more each."""
         number = int.from_bytes(self._take(4), "little")
         if number * item_size > len(self._content):
             raise ValueError(f"has {number:,} items, more than its bytes")
@@ -439,6 +447,49 @@ def _arrow_size(raw: SourceFile) -> int:
         return 0
     end = int.from_bytes(raw.read(4 + 4 * number, 4), "little")  # of the items
     return size if end + size + 12 == raw.size else 0
+
+
+def _batches(messages: Iterable[pa.Message], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yields the batches of a table of Arrow.
+
+    Raises:
+        ValueError: one is too large, also without its compression, or has types that `litdata` does not write.
+    """
+    for field in schema:
+        _check_type(field.name, field.type)
+    for message in messages:
+        if message.type != "record batch":
+            raise ValueError(f"has a message {message.type!a}, expected a record batch")
+        size = batch_bytes(message)
+        if size > MAX_FRAME_BYTES:
+            raise ValueError(f"has a batch of {size:,} bytes without compression, at most {MAX_FRAME_BYTES:,} are read")
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+        num_values = sum(map(_num_values, batch.columns))
+        if num_values > MAX_BATCH_VALUES:
+            raise ValueError(f"has a batch of {num_values:,} values, at most {MAX_BATCH_VALUES:,} are read")
+        yield batch
+
+
+def _check_type(name: str, kind: pa.DataType) -> None:
+    """Raises `ValueError` for a type whose values may share their bytes, and so take more memory than the table."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if is_list or pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            _check_type(name, kind.field(number).type)
+    elif (
+        isinstance(kind, pa.BaseExtensionType)
+        or pa.types.is_nested(kind)
+        or pa.types.is_dictionary(kind)
+        or kind in (pa.string_view(), pa.binary_view())
+    ):
+        raise ValueError(f"has column {name!a} of type {kind}, which `litdata` does not write")
+
+
+def _num_values(column: pa.Array) -> int:
+    if pa.types.is_struct(column.type):
+        return len(column) + sum(_num_values(column.field(number)) for number in range(column.type.num_fields))
+    return len(column) + (_num_values(column.values) if pa.types.is_nested(column.type) else 0)
 
 
 def _arrow_kind(kind: pa.DataType) -> ColumnKind:

@@ -39,7 +39,7 @@ __all__ = ["ARRAY_TYPES", "MdsSource"]
 INDEX_NAME = "index.json"
 MAX_INDEX_BYTES = 4 << 20  # of some 8,000 shards: every partition reads it
 MAX_NUMBER_DIGITS = 15  # of a decimal that is a number: a double has them all, and not all of 16
-MAX_EXPONENT = 300  # likewise
+MAX_EXPONENT = 300  # of a decimal that is a number: a double has few greater ones
 
 ARRAY_TYPES: Mapping[int, str] = {
     code: kind + str(bits // 8)
@@ -52,7 +52,7 @@ ARRAY_TYPES: Mapping[int, str] = {
 _TYPES = {np.dtype(code).name: np.dtype(code) for code in ARRAY_TYPES.values()}
 _FILES = frozenset({"bytes", "jpeg", "png"})
 _TEXTS = frozenset({"json", KEY_COLUMN, MEMBERS_COLUMN})  # texts, whatever their encoding
-_COMPRESSIONS = {".br": "brotli", ".snappy": "snappy"}  # which no first bytes show
+_COMPRESSIONS = {".br": "brotli", ".snappy": "snappy"}  # by suffix, since their first bytes do not show them
 
 
 class MdsSource(OffsetTableSource):
@@ -67,12 +67,12 @@ class MdsSource(OffsetTableSource):
 
     @classmethod
     def accepts(cls, head: bytes) -> bool:
-        """Whether a file that starts with `head` is a shard, or may be a compressed one."""
+        """Returns whether a file that starts with `head` is a shard, or may be a compressed one."""
         return is_table(head, has_config=True) or compression_of_head(head) is not None
 
     @classmethod
     def shards_in(cls, files: Sequence[ShardFile]) -> Sequence[ShardFile] | None:
-        """Returns the shards of a folder; of one that is also there uncompressed, that alone."""
+        """Returns the shards of a folder, without compressed copies of shards that it also has uncompressed."""
         raw = {file.url for file in files if file.url.lower().endswith(".mds")}
         shards = [file for file in files if file.url.lower().endswith(cls.SUFFIXES)]
         return [shard for shard in shards if shard.url in raw or shard.url.rpartition(".")[0] not in raw] or None
@@ -86,27 +86,27 @@ class MdsSource(OffsetTableSource):
 
     def _columns(self, config: bytes) -> Sequence[Column]:
         try:
-            described = parse_json(config.decode())
+            description = parse_json(config.decode())
         except ValueError as error:
             raise ValueError(f"its description of columns cannot be read: {error}") from error
-        match described:
+        match description:
             case {"format": "mds", "version": 2}:
                 pass
             case {"format": str(name), "version": int(version)}:
                 raise ValueError(f"is of format {name!a}, version {version}, expected 'mds', version 2")
             case _:
                 raise ValueError("its description has no format and version, expected 'mds', version 2")
-        names, encodings, sizes = (described.get(f"column_{part}") for part in ("names", "encodings", "sizes"))
+        names, encodings, sizes = (description.get(f"column_{part}") for part in ("names", "encodings", "sizes"))
         if not (isinstance(names, list) and isinstance(encodings, list) and isinstance(sizes, list)):
             raise ValueError("its description lacks a list of column_names, column_encodings or column_sizes")
         if not len(names) == len(encodings) == len(sizes):
             detail = f"{len(names)} names, {len(encodings)} encodings and {len(sizes)} sizes"
-            raise ValueError(f"its description has {detail}, expected as many of each")
+            raise ValueError(f"its description has {detail}, expected the same number of each")
         return [_column(*column) for column in zip(names, encodings, sizes, strict=True)]
 
     @cached_property
     def _index(self) -> bytes | None:
-        """The index beside the shard, or None: it is not needed."""
+        """The index beside the shard; None if it is missing or too large, since it is not needed."""
         try:
             index = self.file.beside(INDEX_NAME)
             return index.read(0, index.size) if index.size <= MAX_INDEX_BYTES else None
@@ -117,11 +117,11 @@ class MdsSource(OffsetTableSource):
         if self._index is None:
             return
         try:
-            described = parse_json(self._index.decode())
+            index = parse_json(self._index.decode())
         except ValueError as error:
             raise ValueError(f"{error}: restore it, or remove it, since it is not needed") from error
         name = posixpath.basename(self.file.url)
-        for shard in described.get("shards", ()) if isinstance(described, dict) else ():
+        for shard in index.get("shards", ()) if isinstance(index, dict) else ():
             match shard:
                 case {"raw_data": {"basename": stored, "bytes": size}, "samples": samples} if stored == name:
                     pass

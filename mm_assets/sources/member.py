@@ -22,6 +22,7 @@ __all__ = [
     "ShardDamage",
     "compression_of_name",
     "escape_name",
+    "escape_part",
     "is_numbered",
     "name_parts",
     "named_member",
@@ -33,7 +34,7 @@ __all__ = [
     "with_roles",
 ]
 
-NUMBERED = "#"  # a role pattern: any whole number, as in x.0.png; ``left.#`` those of x.left.0.png
+NUMBERED = "#"  # a role pattern: any whole number, as in x.0.png; ``left.#`` matches x.left.0.png
 
 OnDamage = Literal["fail", "salvage"]
 """Damage of a container: "fail" raises, "salvage" lists the damaged bytes as an entry and continues after them."""
@@ -141,7 +142,7 @@ def plain_name(name: str) -> str:
 
 
 def is_numbered(pattern: str) -> bool:
-    """Whether a role pattern is `NUMBERED`, alone or as the last of several parts."""
+    """Returns whether a role pattern is `NUMBERED`, alone or as the last of several parts."""
     return pattern == NUMBERED or pattern.endswith("." + NUMBERED)
 
 
@@ -301,3 +302,8 @@ def escape_name(raw: bytes) -> str:
         else:
             parts.append("\\\\" if char == "\\" else char)
     return "".join(parts)
+
+
+def escape_part(name: str) -> str:
+    """Returns a name as one part of a member's name, whose parts end at dots and slashes."""
+    return name.replace("%", "%25").replace(".", "%2E").replace("/", "%2F") or "%"

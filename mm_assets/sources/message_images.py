@@ -1,7 +1,7 @@
 """Images and frames of video in messages of ROS 1, ROS 2 and Foxglove, read without the libraries of these formats.
 
-Lengths in a message are compared with its bytes. What is not as its schema says raises `ValueError`, `LookupError` or
-`struct.error`.
+Lengths in a message are compared with its bytes. A message that contradicts its schema raises `ValueError`,
+`LookupError` or `struct.error`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from mm_assets.media.content_types import extension_of_content_type, sniff_content_type
 from mm_assets.sources.arrays import is_picture, png_bytes, png_size
 from mm_assets.sources.head import HEAD_BYTES
+from mm_assets.sources.protobuf import read_fields
 
 __all__ = ["IMAGE_DECODERS", "VIDEO_DECODERS", "VIDEO_FORMATS", "MessageImage"]
 
@@ -29,8 +30,8 @@ class MessageImage(NamedTuple):
     Attributes:
         extension: of its member.
         size: bytes of the member.
-        start: where its bytes begin in the message; None if they are made.
-        content: gives them.
+        start: first byte of the image in the message; None if the message does not hold the image as it is.
+        content: returns the image.
     """
 
     extension: str
@@ -39,11 +40,11 @@ class MessageImage(NamedTuple):
     content: Callable[[], bytes]
 
 
-def _encoded(data: memoryview, start: int | None) -> MessageImage:
-    """An encoded image, whose format its bytes determine."""
+def _encoded_image(data: memoryview, start: int | None) -> MessageImage:
+    """Returns an encoded image, whose format its bytes determine."""
     content_type = sniff_content_type(bytes(data[:HEAD_BYTES]))
     if content_type is None or not content_type.startswith("image/"):
-        raise ValueError("its bytes are not those of an image")
+        raise ValueError("its bytes are not an image")
     extension = extension_of_content_type(content_type)
     if extension is None:
         raise ValueError(f"it is {content_type}, which has no extension")
@@ -63,15 +64,17 @@ _PIXELS: Mapping[str, tuple[str, int, tuple[int, ...] | None]] = {  # type, chan
 }
 
 
-def _raw(data: memoryview, height: int, width: int, step: int, encoding: str, *, big_endian: bool) -> MessageImage:
-    """An image of pixels."""
+def _raw_image(
+    data: memoryview, height: int, width: int, step: int, encoding: str, *, big_endian: bool
+) -> MessageImage:
+    """Returns an image of pixels."""
     if encoding not in _PIXELS:
         raise ValueError(f"its pixels are {encoding!a}, expected one of {', '.join(_PIXELS)}")
     kind, channels, order = _PIXELS[encoding]
     dtype = np.dtype(f"{'>' if big_endian else '<'}{kind}")
     shape = (height, width) if channels == 1 else (height, width, channels)
-    of_row = width * channels * dtype.itemsize
-    if not is_picture(dtype, shape) or step < of_row or step * (height - 1) + of_row > len(data):
+    row_bytes = width * channels * dtype.itemsize
+    if not is_picture(dtype, shape) or step < row_bytes or step * (height - 1) + row_bytes > len(data):
         raise ValueError(f"{height} rows of {step} bytes for {width} pixels {encoding} do not fit {len(data):,} bytes")
 
     def content() -> bytes:
@@ -83,7 +86,12 @@ def _raw(data: memoryview, height: int, width: int, step: int, encoding: str, *,
 
 
 class _Fields:
-    """Fields of a message of ROS, one after the other."""
+    """Reads the fields of a message of ROS, one after the other.
+
+    Args:
+        data: the message.
+        aligned: whether it is CDR, as of ROS 2, in which numbers are at multiples of their size.
+    """
 
     def __init__(self, data: memoryview, *, aligned: bool) -> None:
         self._data = data
@@ -97,16 +105,16 @@ class _Fields:
             self.at = self._start = 4
 
     def number(self, kind: str) -> int:
-        """An unsigned integer, by its code of `struct`."""
+        """Returns an unsigned integer, by its code of `struct`."""
         size = struct.calcsize(f"={kind}")
         if self._aligned:
             self.at += -(self.at - self._start) % size
-        (found,) = struct.unpack_from(self._order + kind, self._data, self.at)
+        (value,) = struct.unpack_from(self._order + kind, self._data, self.at)
         self.at += size
-        return int(found)
+        return int(value)
 
     def content(self) -> memoryview:
-        """Bytes after their count."""
+        """Returns bytes, whose count is before them."""
         size = self.number("I")
         if size > len(self._data) - self.at:
             raise ValueError(f"states {size:,} bytes where {len(self._data) - self.at:,} follow")
@@ -114,22 +122,22 @@ class _Fields:
         return self._data[self.at - size : self.at]
 
     def text(self) -> str:
-        """A text."""
+        """Returns a text."""
         return str(self.content(), "utf-8").rstrip("\0")
 
     def header(self) -> None:
-        """The header of a message."""
+        """Passes over the header of a message."""
         for _ in range(2 if self._aligned else 3):  # ROS 2 has no sequence number
             self.number("I")
         self.content()
 
 
-def _ros_compressed(data: memoryview, *, aligned: bool) -> MessageImage:
+def _ros_compressed_image(data: memoryview, *, aligned: bool) -> MessageImage:
     fields = _Fields(data, aligned=aligned)
     fields.header()
     fields.content()  # the format, in many spellings
     content = fields.content()
-    return _encoded(content, fields.at - len(content))
+    return _encoded_image(content, fields.at - len(content))
 
 
 def _ros_image(data: memoryview, *, aligned: bool) -> MessageImage:
@@ -138,26 +146,26 @@ def _ros_image(data: memoryview, *, aligned: bool) -> MessageImage:
     height, width = fields.number("I"), fields.number("I")
     encoding = fields.text()
     big_endian, step = fields.number("B"), fields.number("I")
-    return _raw(fields.content(), height, width, step, encoding, big_endian=bool(big_endian))
+    return _raw_image(fields.content(), height, width, step, encoding, big_endian=bool(big_endian))
 
 
-def _json_compressed(data: memoryview) -> MessageImage:
-    return _encoded(memoryview(_base64(_json_object(data).get("data"))), None)
+def _json_compressed_image(data: memoryview) -> MessageImage:
+    return _encoded_image(memoryview(_base64(_json_object(data).get("data"))), None)
 
 
 def _json_image(data: memoryview) -> MessageImage:
-    found = _json_object(data)
-    height, width, step, encoding = (found.get(name) for name in ("height", "width", "step", "encoding"))
+    message = _json_object(data)
+    height, width, step, encoding = (message.get(name) for name in ("height", "width", "step", "encoding"))
     if not (type(height) is type(width) is type(step) is int and isinstance(encoding, str)):
         raise ValueError("lacks height, width, step or encoding")
-    return _raw(memoryview(_base64(found.get("data"))), height, width, step, encoding, big_endian=False)
+    return _raw_image(memoryview(_base64(message.get("data"))), height, width, step, encoding, big_endian=False)
 
 
 def _json_object(data: memoryview) -> dict[str, Any]:
-    found = json.loads(str(data, "utf-8"))
-    if not isinstance(found, dict):
+    message = json.loads(str(data, "utf-8"))
+    if not isinstance(message, dict):
         raise ValueError("is not an object")
-    return found
+    return message
 
 
 def _base64(text: Any) -> bytes:
@@ -167,85 +175,56 @@ def _base64(text: Any) -> bytes:
         raise ValueError("its data is not base64") from error
 
 
-def _protobuf(data: memoryview) -> dict[int, int | memoryview]:
-    """The fields of a message of protobuf: integers, and the bytes of all others; of repeated ones the last."""
-    found: dict[int, int | memoryview] = {}
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        if tag & 7 == 0:
-            found[tag >> 3], at = _varint(data, at)
-            continue
-        size, at = (8, at) if tag & 7 == 1 else (4, at) if tag & 7 == 5 else _varint(data, at)
-        if tag & 7 not in (1, 2, 5) or size > len(data) - at:
-            raise ValueError("is not a message of protobuf")
-        piece = data[at : at + size]
-        found[tag >> 3] = piece if tag & 7 == 2 else int.from_bytes(piece, "little")
-        at += size
-    return found
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 64:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-    raise ValueError("has a number of more than 64 bits")
-
-
-def _protobuf_bytes(found: Mapping[int, int | memoryview], number: int) -> memoryview:
-    value = found.get(number)
+def _protobuf_bytes(message: Mapping[int, int | memoryview], number: int) -> memoryview:
+    value = message.get(number)
     if not isinstance(value, memoryview):
         raise ValueError(f"lacks field {number}")
     return value
 
 
-def _protobuf_compressed(data: memoryview) -> MessageImage:
-    content = _protobuf_bytes(_protobuf(data), 2)
-    return _encoded(content, _offset_in(content, data))
+def _protobuf_compressed_image(data: memoryview) -> MessageImage:
+    content = _protobuf_bytes(dict(read_fields(data)), 2)
+    return _encoded_image(content, _offset_in(content, data))
 
 
 def _offset_in(part: memoryview, whole: memoryview) -> int:
-    """Where a part of a buffer begins."""
+    """Returns the first byte of a part of a buffer."""
     start = np.frombuffer(part, np.uint8).__array_interface__["data"][0]
     return int(start - np.frombuffer(whole, np.uint8).__array_interface__["data"][0])
 
 
 def _protobuf_image(data: memoryview) -> MessageImage:
-    found = _protobuf(data)
-    width, height, step = (found.get(number) for number in (2, 3, 5))
+    message = dict(read_fields(data))
+    width, height, step = (message.get(number) for number in (2, 3, 5))
     if not (isinstance(width, int) and isinstance(height, int) and isinstance(step, int)):
         raise ValueError("lacks width, height or step")
-    encoding = str(_protobuf_bytes(found, 4), "utf-8")
-    return _raw(_protobuf_bytes(found, 6), height, width, step, encoding, big_endian=False)
+    encoding = str(_protobuf_bytes(message, 4), "utf-8")
+    return _raw_image(_protobuf_bytes(message, 6), height, width, step, encoding, big_endian=False)
 
 
 def _json_video(data: memoryview) -> tuple[str, bytes]:
-    found = _json_object(data)
-    return str(found.get("format")), _base64(found.get("data"))
+    message = _json_object(data)
+    return str(message.get("format")), _base64(message.get("data"))
 
 
 def _protobuf_video(data: memoryview) -> tuple[str, memoryview]:
-    found = _protobuf(data)
-    return str(_protobuf_bytes(found, 4), "utf-8"), _protobuf_bytes(found, 3)
+    message = dict(read_fields(data))
+    return str(_protobuf_bytes(message, 4), "utf-8"), _protobuf_bytes(message, 3)
 
 
 VIDEO_FORMATS = ("h264", "h265", "vp9", "av1")
-# By encoding and schema; they give the format of a frame, and its bytes.
 VIDEO_DECODERS: Mapping[tuple[str, str], Callable[[memoryview], tuple[str, bytes | memoryview]]] = {
+    # By encoding and schema: what returns the format of a frame, and its bytes.
     ("json", "foxglove.CompressedVideo"): _json_video,
     ("protobuf", "foxglove.CompressedVideo"): _protobuf_video,
 }
 IMAGE_DECODERS: Mapping[tuple[str, str], Callable[[memoryview], MessageImage]] = {  # by encoding and schema
-    ("ros1", "sensor_msgs/CompressedImage"): partial(_ros_compressed, aligned=False),
+    ("ros1", "sensor_msgs/CompressedImage"): partial(_ros_compressed_image, aligned=False),
     ("ros1", "sensor_msgs/Image"): partial(_ros_image, aligned=False),
-    ("cdr", "sensor_msgs/msg/CompressedImage"): partial(_ros_compressed, aligned=True),
+    ("cdr", "sensor_msgs/msg/CompressedImage"): partial(_ros_compressed_image, aligned=True),
     ("cdr", "sensor_msgs/msg/Image"): partial(_ros_image, aligned=True),
-    ("json", "foxglove.CompressedImage"): _json_compressed,
+    ("json", "foxglove.CompressedImage"): _json_compressed_image,
     ("json", "foxglove.RawImage"): _json_image,
-    ("protobuf", "foxglove.CompressedImage"): _protobuf_compressed,
+    ("protobuf", "foxglove.CompressedImage"): _protobuf_compressed_image,
     ("protobuf", "foxglove.RawImage"): _protobuf_image,
 }

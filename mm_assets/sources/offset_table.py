@@ -11,7 +11,7 @@ import math
 import posixpath
 import struct
 import tempfile
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -21,11 +21,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import ShardError, SourceError, first_line, temporary_disk_named
+from mm_assets.errors import ShardError, first_line, temporary_disk_named
 from mm_assets.sources.arrays import npy_bytes, npy_size, png_bytes, png_size
+from mm_assets.sources.entries import Entry, EntrySource, Scan
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
-from mm_assets.sources.member import Member, OnDamage, ShardDamage, skipped_bytes
-from mm_assets.sources.row_members import MAX_LIST_CELLS, Cell, ColumnKind, Entry, RowMembers, read_entries
+from mm_assets.sources.member import skipped_bytes
+from mm_assets.sources.row_members import MAX_LIST_CELLS, Cell, ColumnKind, RowMembers
 from mm_assets.sources.stream import RangeCursor, decompressed
 from mm_assets.sources.tar_header import BLOCK
 from mm_assets.storage.files import SourceFile
@@ -37,10 +38,10 @@ __all__ = [
     "Value",
     "array_cell",
     "cells_of",
-    "divided",
     "file_cell",
     "is_table",
     "number_of",
+    "parts_of",
     "picture_cell",
     "sizes_of",
     "skipped_cell",
@@ -80,12 +81,12 @@ class Value(NamedTuple):
     needs_head: bool
 
     def read(self) -> bytes:
-        """Returns all bytes; those of a small value mostly without another read of the shard."""
+        """Returns all bytes; a small value rarely takes another read of the shard."""
         reader = self.cursor if self.size <= MAX_SMALL_VALUE else self.source
         return reader.read(self.start, self.size)
 
     def head(self, size: int) -> bytes:
-        """Returns the first bytes, as far as it has them."""
+        """Returns up to `size` of its first bytes."""
         return self.cursor.read(self.start, min(self.size, size))
 
     def part(self, start: int, size: int) -> Value:
@@ -108,7 +109,7 @@ class Column(NamedTuple):
         name: of the column.
         kind: as `RowMembers` has it.
         decode: makes the value of a row; `ValueError` if the bytes are not one.
-        size: bytes of each value, if all have as many and no sample states it.
+        size: bytes of each value; None if each sample has the size of its own.
     """
 
     name: str
@@ -118,7 +119,7 @@ class Column(NamedTuple):
 
 
 def is_table(head: bytes, *, has_config: bool) -> bool:
-    """Whether a file that starts with `head` has a table of samples, and something or nothing before the first."""
+    """Returns whether a file that starts with `head` has a table of samples, with or without a description after it."""
     number = int.from_bytes(head[:4], "little")
     offsets = np.frombuffer(head[4 : 4 + 4 * min(number + 1, HEAD_BYTES)][: len(head) // 4 * 4 - 4], "<u4")
     if number > MAX_SAMPLES or not len(offsets):
@@ -153,7 +154,7 @@ def array_cell(
         value: its numbers.
         dtype: of the file.
         shape: sides.
-        stored_as: the type of the numbers if it is another, and what converts their bytes.
+        stored_as: the type of the numbers in the value if it is another, and what converts their bytes.
 
     Raises:
         ValueError: the value does not have the bytes of such an array.
@@ -224,18 +225,22 @@ def number_of(value: Value, *, dtype: np.dtype[np.generic]) -> Any:
 
 
 def cells_of(value: Value, *, at: int, cell: Callable[[Value], Cell]) -> list[Cell]:
-    """Returns the cells of a list, as `divided`."""
-    return [cell(part) for part in divided(value, at)]
+    """Returns the cells of a list; arguments and errors as `parts_of`."""
+    return [cell(part) for part in parts_of(value, at)]
 
 
 def sizes_of(value: Value, at: int, number: int) -> list[int]:
-    """Returns as many sizes of 4 bytes from `at`; `ValueError` if the value does not have them."""
+    """Returns `number` sizes of 4 bytes from byte `at` on; `ValueError` if the value does not have them."""
     stored = value.part(at, 4 * number).whole()
     return list(struct.unpack(f"<{number}I", stored))
 
 
-def divided(value: Value, at: int) -> list[Value]:
-    """Returns the parts of a list: from `at` their number, their sizes, and their bytes to the end of the value."""
+def parts_of(value: Value, at: int) -> list[Value]:
+    """Returns the items of a list: from byte `at` on are their number, their sizes, and their bytes.
+
+    Raises:
+        ValueError: they are too many, or do not end where the value does.
+    """
     (number,) = sizes_of(value, at, 1)
     if number > MAX_LIST_CELLS:
         raise ValueError(f"has {number:,} items, at most {MAX_LIST_CELLS:,} are read")
@@ -249,20 +254,12 @@ def divided(value: Value, at: int) -> list[Value]:
     return parts
 
 
-class OffsetTableSource(ABC):
+class OffsetTableSource(EntrySource):
     """A shard that begins with a table of its samples; see `mm_assets.sources.base.Source`."""
 
     SUFFIXES: ClassVar[tuple[str, ...]]
     FORMAT: ClassVar[str]  # its name, with an article
     text_encoding = "utf-8"
-
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-
-    @property
-    def file(self) -> SourceFile:
-        """The file."""
-        return self._file
 
     @property
     def seekable(self) -> bool:
@@ -272,7 +269,7 @@ class OffsetTableSource(ABC):
     @property
     @abstractmethod
     def _compression(self) -> str | None:
-        """How the shard is compressed, as `_decompressed` takes it."""
+        """How the shard is compressed, as `_decompress` takes it."""
 
     @property
     def _folder(self) -> str:
@@ -283,7 +280,7 @@ class OffsetTableSource(ABC):
     @classmethod
     @abstractmethod
     def accepts(cls, head: bytes) -> bool:
-        """Whether a file that starts with `head` is such a shard, or may be one in a compression."""
+        """Returns whether a file that starts with `head` is such a shard, or may be one in a compression."""
 
     @abstractmethod
     def _columns(self, config: bytes) -> Sequence[Column]:
@@ -293,13 +290,13 @@ class OffsetTableSource(ABC):
             config: what is between the table and the first sample.
 
         Raises:
-            ValueError: they are not those of a shard of this format.
+            ValueError: no shard of this format has such columns.
             ShardError: they cannot be read, whatever the shard has.
         """
 
     @abstractmethod
     def _check_index(self, num_samples: int) -> None:
-        """Compares the shard with what an index beside it says; `ValueError` if they contradict each other."""
+        """Compares the shard with an index beside it; `ValueError` if they contradict each other."""
 
     def _reason_after(self, raw: SourceFile, end: int) -> str | None:
         """Returns why bytes after the last sample are skipped; None if they are a part of the format."""
@@ -307,58 +304,32 @@ class OffsetTableSource(ABC):
 
     # -- members
 
-    def members(
-        self, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
-    ) -> Iterator[Member]:
-        """Every value of the samples that is a member, in order; arguments and errors as `Source.members`.
-
-        "salvage" continues at the next sample.
-        """
-        for entry in self._entries(on_damaged_shard, damage):
-            yield entry.member
-
-    def payloads(
-        self,
-        *,
-        wanted: Callable[[Member], bool],
-        max_bytes: int,
-        on_error: Callable[[Member, SourceError], None] | None = None,
-        on_damaged_shard: OnDamage = "fail",
-        damage: list[ShardDamage] | None = None,
-    ) -> Iterator[tuple[Member, bytes]]:
-        """The content of chosen members, in one pass over the file; arguments and errors as `Source.payloads`."""
-        entries = self._entries(on_damaged_shard, damage)
-        yield from read_entries(self.file.url, entries, wanted=wanted, max_bytes=max_bytes, on_error=on_error)
-
-    def _entries(self, on_damaged: OnDamage, damage: list[ShardDamage] | None) -> Iterator[Entry]:
+    def _entries(self, scan: Scan) -> Iterator[Entry]:
         url = self.file.url
         raw, failure = self._raw
         self._refuse_foreign(raw, failure)
         rows = RowMembers(url, self._folder, {})
 
-        def lost(name: str, start: int, end: int, detail: str) -> Entry:
-            if on_damaged == "fail":
-                raise ShardError(url, f"{name}: {detail}", byte_offset=start)
-            if damage is not None:
-                damage.append(ShardDamage(byte_offset=start, byte_size=end - start, detail=f"{name}: {detail}"))
-            return rows.lost(name, end - start, detail)
+        def salvage(name: str, start: int, end: int, detail: str) -> Entry:
+            scan.salvage(url, f"{name}: {detail}", byte_offset=start, byte_size=end - start)
+            return rows.damage_entry(name, end - start, detail)
 
         if failure is not None:
-            yield lost("the end", raw.size, raw.size, failure)
+            yield salvage("the end", raw.size, raw.size, failure)
         try:
             offsets, columns = self._table(raw)
         except ValueError as error:
-            yield lost("the table of samples", 0, raw.size, first_line(error))
+            yield salvage("the table of samples", 0, raw.size, first_line(error))
             return
         try:
             self._check_index(len(offsets) - 1)
         except ValueError as error:
-            yield lost("index.json", 0, 0, first_line(error))
+            yield salvage("index.json", 0, 0, first_line(error))
         ordinal = rows.ordinal
         rows = RowMembers(url, self._folder, {column.name: column.kind for column in columns})
         rows.ordinal = ordinal
         cursor = RangeCursor(raw)
-        damaged: tuple[int, int, str] | None = None  # the first of samples that cannot be read, where, and why
+        damage: tuple[int, int, str] | None = None  # first of the samples that cannot be read, its byte, the reason
         end = int(offsets[0])
         for number in range(len(offsets) - 1):
             start, stop = int(offsets[number]), int(offsets[number + 1])
@@ -370,25 +341,25 @@ class OffsetTableSource(ABC):
                 row = self._row(rows, columns, Value(raw, cursor, start, stop - start, self.seekable, False))
                 entries = list(rows.entries(row))
             except ValueError as error:
-                damaged = damaged or (number, end, first_line(error))
-                if on_damaged == "fail":
-                    yield lost(f"sample {number}", end, raw.size, damaged[2])
+                damage = damage or (number, end, first_line(error))
+                if scan.on_damaged_shard == "fail":
+                    yield salvage(f"sample {number}", end, raw.size, damage[2])
                 continue
-            if damaged is not None:
+            if damage is not None:
                 rows.ordinal -= len(entries)
-                yield lost(f"samples {damaged[0]} to {number - 1}", damaged[1], start, damaged[2])
-                rows.number, damaged = number, None
+                yield salvage(f"samples {damage[0]} to {number - 1}", damage[1], start, damage[2])
+                rows.number, damage = number, None
                 entries = list(rows.entries(row))
             end = stop
             yield from entries
-        if damaged is not None:
-            yield lost(f"samples {damaged[0]} to {len(offsets) - 2}", damaged[1], raw.size, damaged[2])
+        if damage is not None:
+            yield salvage(f"samples {damage[0]} to {len(offsets) - 2}", damage[1], raw.size, damage[2])
         elif end < raw.size and (reason := self._reason_after(raw, end)) is not None:
             member = skipped_bytes(url, end, raw.size, ordinal=rows.ordinal, reason=reason, ranged=self.seekable)
             yield Entry(member, None)
 
     def _row(self, rows: RowMembers, columns: Sequence[Column], sample: Value) -> Mapping[str, Any]:
-        """Returns the values of a sample; `ValueError` if its bytes are not those of the columns."""
+        """Returns the values of a sample; `ValueError` if its bytes do not fit the columns."""
         number = sum(column.size is None for column in columns)
         sizes = iter(sizes_of(sample, 0, number))
         at = 4 * number
@@ -414,7 +385,7 @@ class OffsetTableSource(ABC):
         return row
 
     def _table(self, raw: SourceFile) -> tuple[npt.NDArray[np.uint32], Sequence[Column]]:
-        """Returns where each sample starts and the last ends, and the columns; `ValueError` if they are damaged."""
+        """Returns the start of each sample, the end of the last, and the columns; `ValueError` if they are damaged."""
         number = int.from_bytes(raw.read(0, min(raw.size, 4)), "little")
         start = 4 + 4 * (number + 1)
         if start > raw.size:
@@ -429,7 +400,7 @@ class OffsetTableSource(ABC):
         counts = Counter(column.name for column in columns)
         if len(counts) < len(columns):
             repeated = counts.most_common(1)[0][0]
-            raise ValueError(f"several columns are called {repeated!a}, and columns are known by their names")
+            raise ValueError(f"several columns are called {repeated!a}, and columns are identified by their names")
         return offsets, columns
 
     def _refuse_foreign(self, raw: SourceFile, failure: str | None) -> None:
@@ -441,7 +412,7 @@ class OffsetTableSource(ABC):
 
     @cached_property
     def _raw(self) -> tuple[SourceFile, str | None]:
-        """The shard, decompressed, and why it ends early, or None.
+        """The shard, decompressed, and the reason why it ends early, or None.
 
         Raises:
             ShardError: it is larger than a shard can be.
@@ -451,10 +422,10 @@ class OffsetTableSource(ABC):
             return self.file, None
         failure = None
         size = 0
-        # The copy is gone as soon as it is closed; a `SourceFile` is closed where nothing refers to it.
+        # The copy is deleted once it is closed; a `SourceFile` closes itself once nothing refers to it.
         with temporary_disk_named(), tempfile.NamedTemporaryFile(prefix="shard-") as copy:
             try:
-                for part in self._decompressed(self._compression):
+                for part in self._decompress(self._compression):
                     size += len(part)
                     if size > MAX_DECOMPRESSED:
                         detail = f"holds more than {MAX_DECOMPRESSED:,} bytes once decompressed, which no shard has"
@@ -465,7 +436,7 @@ class OffsetTableSource(ABC):
             copy.flush()
             return SourceFile(copy.name), failure
 
-    def _decompressed(self, compression: str) -> Iterator[bytes]:
+    def _decompress(self, compression: str) -> Iterator[bytes]:
         """Yields the shard as it is without compression; `ValueError` if it is damaged."""
         with self.file.stream() as packed:
             stream, errors = decompressed(packed, compression)

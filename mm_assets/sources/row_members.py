@@ -5,7 +5,7 @@ The members of row 12 of ``train-0.parquet`` have the key ``train-0/00000012``, 
 - ``<key>.json``: the text column `json` as it is, with the columns that are neither other members nor keys of it;
 - ``<key>.jpg`` of a column of files that is called `jpg`, ``<key>.depth.png`` of `depth.png`: names that are suffixes;
 - ``<key>.jpg`` of the only other column of files, ``<key>.<column>.jpg`` of one of several, ``<key>.0.jpg`` or
-  ``<key>.<column>.0.jpg`` of a list; the extension is that of the cell's path, else what its first bytes show, else
+  ``<key>.<column>.0.jpg`` of a list; the extension follows from the cell's path, else from its first bytes, else from
   the column's name;
 - ``<key>.txt`` of a text column `text`, or of one whose name is a suffix of text, such as `caption` or `words.srt`;
 - ``<key>.<column>.npy`` of a column of arrays, or ``<key>.state.npy`` of one that is called `state.npy`.
@@ -22,18 +22,18 @@ from __future__ import annotations
 import base64
 import os
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
-from mm_assets.errors import SourceError
 from mm_assets.json_text import dump_json, parse_json, repair_json
 from mm_assets.media.content_types import content_type_of_name, extension_of_content_type, sniff_content_type
 from mm_assets.sources.arrays import npy_bytes
+from mm_assets.sources.entries import Entry
 from mm_assets.sources.head import HEAD_BYTES
-from mm_assets.sources.member import MODALITY_OF_EXTENSION, Member, named_member
+from mm_assets.sources.member import MODALITY_OF_EXTENSION, escape_part, named_member
 
 __all__ = [
     "HEAD_BYTES",
@@ -42,11 +42,9 @@ __all__ = [
     "MEMBERS_COLUMN",
     "Cell",
     "ColumnKind",
-    "Entry",
     "Row",
     "RowMembers",
     "dump_values",
-    "read_entries",
 ]
 
 KEY_COLUMN, URL_COLUMN = "__key__", "__url__"  # as WebDataset, and the tools that convert its shards, call them
@@ -55,13 +53,6 @@ MAX_LIST_CELLS = 1 << 16  # of one row: nulls take no bytes in a file
 
 ColumnKind = Literal["file", "files", "array", "text", "value"]
 """A column's values: files (`Cell`), lists of files, arrays (`Cell.of_array`), texts, or JSON values."""
-
-
-class Entry(NamedTuple):
-    """A member, and what reads its content; None for an entry without content."""
-
-    member: Member
-    content: Callable[[], bytes] | None
 
 
 class Cell(NamedTuple):
@@ -133,7 +124,7 @@ class RowMembers:
         self._has_json_text = columns.get("json") == "text"
         files = [name for name, kind in columns.items() if kind in ("file", "files")]
         unnamed = [name for name in files if columns[name] == "files" or not _is_suffix(name)]
-        self._labels = {name: f"{_label(name)}." if len(unnamed) > 1 else "" for name in unnamed}
+        self._labels = {name: f"{escape_part(name)}." if len(unnamed) > 1 else "" for name in unnamed}
         self._texts = {name: suffix for name in columns if (suffix := self._text_suffix(name)) is not None}
         self._values = [
             name
@@ -146,7 +137,7 @@ class RowMembers:
         self._has_json = bool(self._values) or ("files" in columns.values() and not self._has_members)
 
     def _text_suffix(self, name: str) -> str | None:
-        """The suffix of the member that a text column becomes, or None if it is a value of the JSON."""
+        """Returns the suffix of the member that a text column becomes, or None if it is a value of the JSON."""
         if self._columns[name] != "text" or name == "json":
             return None
         if name == "text":
@@ -154,11 +145,11 @@ class RowMembers:
         return name if _is_suffix(name) and MODALITY_OF_EXTENSION[_extension_of(name)] == "text" else None
 
     def is_text_member(self, name: str) -> bool:
-        """Whether a column of texts becomes members, and neither keys nor JSON."""
+        """Returns whether a column of texts becomes members, and neither keys nor JSON."""
         return name in self._texts or (self._has_members and not self._is_reserved(name))
 
     def needs_head(self, name: str) -> bool:
-        """Whether the extension of a column's cells depends on their first bytes."""
+        """Returns whether the extension of a column's cells depends on their first bytes."""
         return name in self._labels
 
     def _is_reserved(self, name: str) -> bool:
@@ -194,16 +185,16 @@ class RowMembers:
         self.number += 1
         return contents
 
-    def listed_columns(self, row: Row) -> Set[str] | None:
+    def member_columns(self, row: Row) -> Set[str] | None:
         """Returns the columns that `__members__` of a row names, or None if it has nothing.
 
         Raises:
             ValueError: it is not such a list.
         """
         text = row.get(MEMBERS_COLUMN) if self._has_members else None
-        return None if text is None else _listed(text).keys()
+        return None if text is None else _member_list(text).keys()
 
-    def lost(self, name: str, size: int, detail: str) -> Entry:
+    def damage_entry(self, name: str, size: int, detail: str) -> Entry:
         """Returns the entry of rows that cannot be read, or not to their end."""
         raw = os.fsencode(f"{self._folder}/{name}")
         member = named_member(self._url, raw, ordinal=self.ordinal, byte_size=size, skip_reason=f"damaged: {detail}")
@@ -217,7 +208,7 @@ class RowMembers:
     def _contents(
         self, row: Row, key: str, columns: Sequence[str] | Mapping[str, ColumnKind], ordinal: int
     ) -> tuple[list[Entry], dict[str, list[str | None] | None]]:
-        """The members of a row without its JSON, from `ordinal` on, and the names of those in lists by column."""
+        """Returns the members of a row without its JSON, from `ordinal` on, and for columns of lists their names."""
         entries: list[Entry] = []
         names: dict[str, list[str | None] | None] = {}
         suffixes: set[str] = set()
@@ -226,13 +217,13 @@ class RowMembers:
             if cell is None or suffix is None:
                 return None
             if suffix in self._reserved or suffix in suffixes:
-                suffix = f"{_label(column)}.{suffix}"
+                suffix = f"{escape_part(column)}.{suffix}"
             suffixes.add(suffix)
             entries.append(self._entry(f"{key}.{suffix}", key, cell, ordinal + len(entries)))
             return posixpath.basename(f"{key}.{suffix}")
 
         if self._has_members and row[MEMBERS_COLUMN] is not None:
-            for column, suffix, cell in _listed_cells(row):
+            for column, suffix, cell in _member_cells(row):
                 add(cell, column, suffix)
             return entries, names
         for column in columns:
@@ -249,14 +240,14 @@ class RowMembers:
                     suffix = cell and self._suffix(cell, key, column, f"{self._labels[column]}{n}.")
                     items.append(add(cell, column, suffix))
             elif kind == "array":
-                add(value, column, column if column.endswith(".npy") else f"{_label(column)}.npy")
+                add(value, column, column if column.endswith(".npy") else f"{escape_part(column)}.npy")
             elif column in self._texts and value is not None:
                 cell = value if isinstance(value, Cell) else Cell.of_bytes(value.encode())
                 entries.append(self._entry(f"{key}.{self._texts[column]}", key, cell, ordinal + len(entries)))
         return entries, names
 
     def _suffix(self, cell: Cell, key: str, column: str, label: str) -> str:
-        """What follows the key in the name of a cell's member."""
+        """Returns what follows the key in the name of a cell's member."""
         path = "" if cell.path is None else posixpath.basename(cell.path)
         start = posixpath.basename(key) + "."
         if self._has_key and path.startswith(start) and len(path) > len(start):
@@ -284,14 +275,14 @@ class RowMembers:
         return Entry(member, cell.content)
 
 
-def _listed_cells(row: Row) -> list[tuple[str, str, Cell]]:
+def _member_cells(row: Row) -> list[tuple[str, str, Cell]]:
     """Returns column, suffix and cell of each member that `__members__` lists, in order.
 
     Raises:
-        ValueError: it is not such a list, or lists something else than all of a column that it names.
+        ValueError: it is not such a list, or it does not list all of a column that it names.
     """
     members: dict[int, tuple[str, str, Cell]] = {}
-    for column, entries in _listed(row[MEMBERS_COLUMN]).items():
+    for column, entries in _member_list(row[MEMBERS_COLUMN]).items():
         cells = _cells_of(row.get(column), [size for _, _, size in entries])
         if cells is None:
             raise ValueError(
@@ -302,11 +293,11 @@ def _listed_cells(row: Row) -> list[tuple[str, str, Cell]]:
     return [members[number] for number in sorted(members)]
 
 
-def _listed(text: str) -> dict[str, list[tuple[int, str, int | None]]]:
+def _member_list(text: str) -> dict[str, list[tuple[int, str, int | None]]]:
     """Returns the place, suffix and size of each member that `__members__` lists, by column; `ValueError` as above."""
-    listed = parse_json(text)
+    entries = parse_json(text)
     columns: dict[str, list[tuple[int, str, int | None]]] = {}
-    for number, entry in enumerate(listed[:MAX_LIST_CELLS] if isinstance(listed, list) else [listed]):
+    for number, entry in enumerate(entries[:MAX_LIST_CELLS] if isinstance(entries, list) else [entries]):
         match entry:
             case [str(column), str(suffix)]:
                 columns.setdefault(column, []).append((number, suffix, None))
@@ -318,7 +309,7 @@ def _listed(text: str) -> dict[str, list[tuple[int, str, int | None]]]:
 
 
 def _cells_of(value: Any, sizes: Sequence[int | None]) -> list[Cell] | None:
-    """The items of a value, or its bytes divided by sizes; None if the value is something else."""
+    """Returns the items of a value, or its bytes divided by sizes; None if the value is something else."""
     if isinstance(value, str):
         value = Cell.of_bytes(value.encode())
     if not isinstance(value, Cell):
@@ -329,54 +320,30 @@ def _cells_of(value: Any, sizes: Sequence[int | None]) -> list[Cell] | None:
         return None
     if list(sizes) == [None]:
         return [value]
-    known = [size for size in sizes if size is not None]
-    starts = list(accumulate(known, initial=0))
-    if len(known) < len(sizes) or starts[-1] != value.size:
+    part_sizes = [size for size in sizes if size is not None]
+    starts = list(accumulate(part_sizes, initial=0))
+    if len(part_sizes) < len(sizes) or starts[-1] != value.size:
         return None
-    return [value.part(start, size) for start, size in zip(starts, known, strict=False)]
-
-
-def read_entries(
-    url: str,
-    entries: Iterable[Entry],
-    *,
-    wanted: Callable[[Member], bool],
-    max_bytes: int,
-    on_error: Callable[[Member, SourceError], None] | None,
-) -> Iterator[tuple[Member, bytes]]:
-    """Yields chosen members with their content; arguments and errors as `mm_assets.sources.base.Source.payloads`."""
-    for member, content in entries:
-        if not wanted(member) or content is None:
-            continue
-        try:
-            if member.byte_size > max_bytes:
-                raise SourceError(url, f"holds {member.byte_size} bytes, allowed are {max_bytes}", member=member.member)
-            payload = content()
-        except SourceError as error:
-            if error.member is None or on_error is None:
-                raise
-            on_error(member, error)
-        else:
-            yield member, payload
+    return [value.part(start, size) for start, size in zip(starts, part_sizes, strict=False)]
 
 
 def _json_of(text: str | None, values: Mapping[str, Any]) -> bytes:
-    """The JSON of a row: that in its column `json`, and the other columns with a value whose key it lacks."""
+    """Returns the JSON of a row: its column `json`, with the keys that only the other columns have."""
     base = values.get("json")
     if text is None:
         if not isinstance(base, dict):
             return dump_values(values).encode()
-        more = {name: value for name, value in values.items() if name not in base and name != "json"}
-        return dump_values({**base, **{name: value for name, value in more.items() if value is not None}}).encode()
+        others = {name: value for name, value in values.items() if name not in base and name != "json"}
+        return dump_values({**base, **{name: value for name, value in others.items() if value is not None}}).encode()
     values = {name: value for name, value in values.items() if value is not None}
     if values:
         try:
             base = parse_json(repair_json(text).text)
-        except ValueError:  # it is rejected where rows are made
+        except ValueError:  # the builder of rows rejects it
             return text.encode()
-        more = {name: value for name, value in values.items() if isinstance(base, dict) and name not in base}
-        if more:  # behind the text, which stays as it is
-            text = text.rstrip()[:-1] + ("," if base else "") + dump_values(more)[1:]
+        others = {name: value for name, value in values.items() if isinstance(base, dict) and name not in base}
+        if others:  # they follow the text, which stays as it is
+            text = text.rstrip()[:-1] + ("," if base else "") + dump_values(others)[1:]
     return text.encode()
 
 
@@ -386,7 +353,7 @@ def dump_values(value: Mapping[str, Any]) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value inside a list or struct as JSON knows it."""
+    """Converts a value inside a list or struct to one that JSON has."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return str(value)
@@ -397,18 +364,13 @@ def _extension_of(name: str) -> str:
 
 
 def _is_suffix(name: str) -> bool:
-    """Whether a column's name is what follows the key in a member's name: it ends in a known extension."""
+    """Returns whether a column's name is what follows the key in a member's name: it ends in a known extension."""
     parts = name.split(".")
     return "/" not in name and all(parts) and _extension_of(name) in MODALITY_OF_EXTENSION
 
 
-def _label(column: str) -> str:
-    """A column's name as a part of a member's name, which ends at dots and slashes."""
-    return column.replace("%", "%25").replace(".", "%2E").replace("/", "%2F") or "%"
-
-
 def _extension(path: str, head: bytes, column: str) -> str:
-    """The extension of a cell: that of its path, else of what its bytes show, else its column's name, else "bin"."""
+    """Returns the extension of a cell by its path, else by its first bytes, else by its column's name, else "bin"."""
     if content_type_of_name(path) is not None:
         return _extension_of(path)
     content_type = sniff_content_type(head)

@@ -56,7 +56,7 @@ def is_metadata(member: Member) -> bool:
 
 
 def is_text(member: Member, extensions: Mapping[str, str], *, pdf: bool = False) -> bool:
-    """Whether a member's content is read where rows are made.
+    """Returns whether a member's content is read where rows are made.
 
     Args:
         member: the member.
@@ -68,7 +68,7 @@ def is_text(member: Member, extensions: Mapping[str, str], *, pdf: bool = False)
 
 
 def is_pdf_member(member: Member, extensions: Mapping[str, str]) -> bool:
-    """Whether a member is a PDF by its name, unless `samples.extensions` says what such a name is."""
+    """Returns whether a member is a PDF by its name, unless `samples.extensions` says what such a name is."""
     return member.extension == "pdf" and "pdf" not in extensions
 
 

@@ -1,8 +1,8 @@
 """Zip archives: where each member is, and what it is, from the directory at the end and each member's own header.
 
 Nothing is extracted to a disk. A stored member is a range of the file; a deflated one is decompressed by `payloads`, up
-to the size that the directory gives it. The directory is read twice, in blocks: first for the places of all members, no
-two of which may overlap, then for the members. The header in front of a member must agree with the directory.
+to the size that the directory says. The directory is read twice, in blocks: first for the places of all members,
+which may not overlap, then for the members. The header in front of a member must agree with the directory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import stat
 import struct
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
@@ -19,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import ShardError, SourceError
+from mm_assets.sources.entries import Entry, EntrySource, Scan
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
-from mm_assets.sources.member import Member, OnDamage, ShardDamage, named_member, skipped_bytes
-from mm_assets.storage.files import SourceFile
+from mm_assets.sources.member import Member, named_member, skipped_bytes
 
 __all__ = ["ZipSource"]
 
@@ -60,7 +61,7 @@ class _Directory(NamedTuple):
     Attributes:
         start: its first byte.
         end: the byte after it.
-        num_records: as the end of the archive says, -1 if it does not.
+        num_records: by the end of the archive; -1 if it does not say.
         shift: bytes before the archive, which its positions do not count.
         archive_end: the byte after the archive.
     """
@@ -72,15 +73,7 @@ class _Directory(NamedTuple):
     archive_end: int
 
 
-class _Entry(NamedTuple):
-    """A member, and how its content is read; None of an entry without content."""
-
-    member: Member
-    record: _Record | None = None
-    data_offset: int = 0
-
-
-class ZipSource:
+class ZipSource(EntrySource):
     """A zip archive, also one of 64 bits; see `mm_assets.sources.base.Source`.
 
     Encrypted members, and those compressed with another method than deflate, are entries that are skipped.
@@ -89,56 +82,17 @@ class ZipSource:
     SUFFIXES: ClassVar[tuple[str, ...]] = (".zip",)
     seekable = True
 
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-
-    @property
-    def file(self) -> SourceFile:
-        """The archive."""
-        return self._file
-
     @classmethod
     def accepts(cls, head: bytes) -> bool:
-        """Whether the bytes are those of a member's header, or of the end of an archive without members."""
+        """Returns whether the bytes start a member's header, or the end of an archive without members."""
         return head.startswith((_LOCAL, _END))
 
-    def members(
-        self, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
-    ) -> Iterator[Member]:
-        """Every entry in the order of the directory; arguments and errors as `Source.members`."""
-        for entry in self._entries(on_damaged_shard, damage):
-            yield entry.member
-
-    def payloads(
-        self,
-        *,
-        wanted: Callable[[Member], bool],
-        max_bytes: int,
-        on_error: Callable[[Member, SourceError], None] | None = None,
-        on_damaged_shard: OnDamage = "fail",
-        damage: list[ShardDamage] | None = None,
-    ) -> Iterator[tuple[Member, bytes]]:
-        """The content of chosen members, whose checksums are verified; arguments and errors as `Source.payloads`."""
-        for member, record, offset in self._entries(on_damaged_shard, damage):
-            if not wanted(member) or record is None:
-                continue
-            try:
-                content = self._content(member, record, offset, max_bytes)
-            except SourceError as error:
-                if on_error is None or error.member is None:  # the storage failed
-                    raise
-                on_error(member, error)
-            else:
-                yield member, content
-
-    def _content(self, member: Member, record: _Record, offset: int, max_bytes: int) -> bytes:
+    def _content(self, member: Member, record: _Record, offset: int) -> bytes:
         def fault(detail: str) -> SourceError:
-            return SourceError(self._file.url, detail, member=member.member, byte_offset=offset)
+            return SourceError(self.file.url, detail, member=member.member, byte_offset=offset)
 
-        if record.size > max_bytes:
-            raise fault(f"holds {record.size} bytes, allowed are {max_bytes}")
         if record.method == _STORED:
-            content = self._file.read(offset, record.size)
+            content = self.file.read(offset, record.size)
         else:
             inflater, parts, left = zlib.decompressobj(-zlib.MAX_WBITS), list[bytes](), record.size
             at, end = offset, offset + record.stored_size
@@ -146,7 +100,7 @@ class ZipSource:
                 while not inflater.eof and left >= 0:
                     data = inflater.unconsumed_tail
                     if not data:
-                        data = self._file.read(at, min(_BLOCK_BYTES, end - at))
+                        data = self.file.read(at, min(_BLOCK_BYTES, end - at))
                         at += len(data)
                     if not data:
                         raise fault("has compressed content that ends early")
@@ -156,66 +110,62 @@ class ZipSource:
                 raise fault(f"cannot be decompressed: {error}") from error
             content = b"".join(parts)
             if left:
-                found = f"more than {record.size}" if left < 0 else len(content)
-                raise fault(f"holds {found} bytes, the directory says {record.size}")
+                size = f"more than {record.size}" if left < 0 else len(content)
+                raise fault(f"holds {size} bytes, the directory says {record.size}")
         if (crc := zlib.crc32(content)) != record.crc:
             raise fault(f"has the CRC-32 {crc:08x}, the directory says {record.crc:08x}")
         return content
 
     # -- entries
 
-    def _entries(self, on_damaged_shard: OnDamage, damage: list[ShardDamage] | None) -> Iterator[_Entry]:
-        """Every entry, in salvage also those for what is damaged, which `damage` takes."""
+    def _entries(self, scan: Scan) -> Iterator[Entry]:
         ordinal = 0
 
-        def lost(error: ShardError, end: int) -> _Entry:
-            """The entry for bytes that an error is about, up to `end`; raises the error unless it is salvaged."""
-            if on_damaged_shard != "salvage":
-                raise error
+        def salvage(error: ShardError, end: int) -> Entry:
+            """Returns the entry of the bytes that an error is about, which end at `end`."""
             start = error.byte_offset or 0
-            if damage is not None:
-                damage.append(ShardDamage(byte_offset=start, byte_size=end - start, detail=error.detail))
+            scan.salvage(self.file.url, error.detail, byte_offset=start, byte_size=end - start)
             reason = f"damaged: {error.detail}"
-            return _Entry(skipped_bytes(self._file.url, start, end, ordinal=ordinal, reason=reason))
+            return Entry(skipped_bytes(self.file.url, start, end, ordinal=ordinal, reason=reason), None)
 
         try:
             directory = self._directory()
         except ShardError as error:
-            foreign = foreign_file(self._file.read(0, min(HEAD_BYTES, self._file.size)))
+            foreign = foreign_file(self.file.read(0, min(HEAD_BYTES, self.file.size)))
             if foreign is not None and foreign.kind != "zip":
-                raise ShardError(self._file.url, foreign.as_not("a zip archive"), byte_offset=0) from error
-            if on_damaged_shard != "salvage":
+                raise ShardError(self.file.url, foreign.as_not("a zip archive"), byte_offset=0) from error
+            if scan.on_damaged_shard == "fail":
                 raise
             salvaged_end = 0
             for entry, entry_end in self._without_directory():
                 yield entry
                 ordinal, salvaged_end = ordinal + 1, entry_end
-            yield lost(ShardError(self._file.url, error.detail, byte_offset=salvaged_end), self._file.size)
+            yield salvage(ShardError(self.file.url, error.detail, byte_offset=salvaged_end), self.file.size)
             return
         places, fault = self._places(directory)
         records = iter(self._records(directory, len(places.ends)))
         while batch := list(islice(records, _HEADERS)):
             inside = [record for record in batch if record.start < directory.start]
-            ranges = [(one.start, min(_HEADER_BYTES + len(one.name), self._file.size - one.start)) for one in inside]
-            headers = dict(zip(map(id, inside), self._file.read_ranges(ranges), strict=True))
+            ranges = [(one.start, min(_HEADER_BYTES + len(one.name), self.file.size - one.start)) for one in inside]
+            headers = dict(zip(map(id, inside), self.file.read_ranges(ranges), strict=True))
             for record in batch:
                 header = bytes(headers.get(id(record), b""))
                 try:
                     offset = self._data_offset(record, header, int(places.ends[ordinal]), bool(places.overlap[ordinal]))
                 except ShardError as error:
                     last = record.start + _HEADER_BYTES + len(record.name) + record.stored_size
-                    yield lost(error, max(min(last, directory.start), record.start))
+                    yield salvage(error, max(min(last, directory.start), record.start))
                 else:
                     yield self._entry(record, offset, ordinal)
                 ordinal += 1
         if fault is not None:
-            yield lost(fault, directory.end)
+            yield salvage(fault, directory.end)
             ordinal += 1
-        if directory.archive_end < self._file.size:
-            bounds = directory.archive_end, self._file.size
-            yield _Entry(skipped_bytes(self._file.url, *bounds, ordinal=ordinal, reason="trailing bytes"))
+        if directory.archive_end < self.file.size:
+            bounds = directory.archive_end, self.file.size
+            yield Entry(skipped_bytes(self.file.url, *bounds, ordinal=ordinal, reason="trailing bytes"), None)
 
-    def _entry(self, record: _Record, offset: int, ordinal: int) -> _Entry:
+    def _entry(self, record: _Record, offset: int, ordinal: int) -> Entry:
         name, reason = record.name, None
         if record.flags & _ENCRYPTED:
             reason = "encrypted"
@@ -223,7 +173,7 @@ class ZipSource:
             reason = f"compression method: {record.method} is not read, expected stored or deflated"
         kind = "symlink" if record.is_link else "directory" if name.endswith(b"/") else "file"
         member = named_member(
-            self._file.url,
+            self.file.url,
             name,
             ordinal=ordinal,
             byte_size=record.size,
@@ -231,10 +181,11 @@ class ZipSource:
             member_type=kind,
             skip_reason=reason,
         )
-        return _Entry(member, record if reason is None and kind == "file" else None, offset)
+        has_content = reason is None and kind == "file"
+        return Entry(member, partial(self._content, member, record, offset) if has_content else None)
 
     def _data_offset(self, record: _Record, header: bytes, end: int, overlaps: bool) -> int:
-        """The first byte of a member's content, after its own header; `ShardError` if that contradicts the directory.
+        """Returns the first byte of a member's content; `ShardError` if its own header contradicts the directory.
 
         Args:
             record: the member.
@@ -245,7 +196,7 @@ class ZipSource:
 
         def fault(detail: str) -> ShardError:
             name = record.name.decode(errors="backslashreplace")
-            return ShardError(self._file.url, f"{name!a} {detail}", byte_offset=record.start)
+            return ShardError(self.file.url, f"{name!a} {detail}", byte_offset=record.start)
 
         if overlaps:
             raise fault("shares bytes with another member")
@@ -272,10 +223,10 @@ class ZipSource:
     # -- the directory
 
     def _directory(self) -> _Directory:
-        """Finds the directory from the end of the file; `ShardError` at the byte where none is."""
-        url, size = self._file.url, self._file.size
+        """Finds the directory from the end of the file; `ShardError` if there is none."""
+        url, size = self.file.url, self.file.size
         tail_start = max(size - _END_HEADER.size - _MAX_COMMENT - _LOCATOR_HEADER.size - HEAD_BYTES, 0)
-        tail = self._file.read(tail_start, size - tail_start)
+        tail = self.file.read(tail_start, size - tail_start)
         at = len(tail)
         while (at := tail.rfind(_END, 0, at)) >= 0:
             if at + _END_HEADER.size <= len(tail):
@@ -289,13 +240,13 @@ class ZipSource:
         end = tail_start + at
         archive_end = end + _END_HEADER.size + comment
         locator_start = end - _LOCATOR_HEADER.size
-        is_large = locator_start >= 0 and self._file.read(locator_start, len(_LOCATOR)) == _LOCATOR
+        is_large = locator_start >= 0 and self.file.read(locator_start, len(_LOCATOR)) == _LOCATOR
         if is_large:
-            _, _, declared, _ = _LOCATOR_HEADER.unpack(self._file.read(locator_start, _LOCATOR_HEADER.size))
+            _, _, declared, _ = _LOCATOR_HEADER.unpack(self.file.read(locator_start, _LOCATOR_HEADER.size))
             for end in (locator_start - _END64_HEADER.size, declared):
                 header = b""
                 if 0 <= end <= locator_start - _END64_HEADER.size:
-                    header = self._file.read(end, _END64_HEADER.size)
+                    header = self.file.read(end, _END64_HEADER.size)
                 if header.startswith(_END64):
                     break
             else:
@@ -313,40 +264,40 @@ class ZipSource:
         return _Directory(start, end, num_records, start - offset, archive_end)
 
     def _records(self, directory: _Directory, limit: int | None = None) -> Iterator[_Record]:
-        """The records of the directory, at most `limit`; `ShardError` at one that is damaged."""
-        url = self._file.url
-        held, at, number = b"", directory.start, 0  # bytes of the directory from `at` on
+        """Yields the records of the directory, at most `limit`; `ShardError` at one that is damaged."""
+        url = self.file.url
+        buffer, at, number = b"", directory.start, 0  # bytes of the directory from `at` on
         read_end = directory.start
         while (at < directory.end) if limit is None else (number < limit):
             need = _RECORD_HEADER.size
             for _ in range(2):  # the header, then the whole record
-                if len(held) < need and read_end < directory.end:
+                if len(buffer) < need and read_end < directory.end:
                     more = min(_BLOCK_BYTES, directory.end - read_end)
-                    held += self._file.read(read_end, more)
+                    buffer += self.file.read(read_end, more)
                     read_end += more
-                if len(held) < need or not held.startswith(_RECORD):
+                if len(buffer) < need or not buffer.startswith(_RECORD):
                     raise ShardError(url, f"has no record {number} in its directory", byte_offset=at)
-                fields = _RECORD_HEADER.unpack_from(held)
+                fields = _RECORD_HEADER.unpack_from(buffer)
                 name_size, extra_size, comment_size = fields[11:14]
                 need = _RECORD_HEADER.size + name_size + extra_size + comment_size
             _, _, system, _, flags, method, _, _, crc, stored_size, size, *_, attributes, start = fields
             name_end = _RECORD_HEADER.size + name_size
-            extra = held[name_end : name_end + extra_size]
+            extra = buffer[name_end : name_end + extra_size]
             try:
                 size, stored_size, start = _large(extra, size, stored_size, start)
             except struct.error as error:
                 detail = f"has record {number} without the sizes of 64 bits that it needs"
                 raise ShardError(url, detail, byte_offset=at) from error
-            name = _text_name(held[_RECORD_HEADER.size : name_end], flags)
+            name = _text_name(buffer[_RECORD_HEADER.size : name_end], flags)
             is_link = system == _UNIX and stat.S_ISLNK(attributes >> 16)
             yield _Record(name, start + directory.shift, stored_size, size, crc, flags, method, is_link)
-            held, at, number = held[need:], at + need, number + 1
+            buffer, at, number = buffer[need:], at + need, number + 1
         if limit is None and directory.num_records not in (-1, number):
             detail = f"has {number} records in its directory, its end says {directory.num_records}"
             raise ShardError(url, detail, byte_offset=directory.end)
 
     def _places(self, directory: _Directory) -> tuple[_Places, ShardError | None]:
-        """Where all members are, and the error that ends the directory early, or None."""
+        """Returns where all members are, and the error that ends the directory early, or None."""
         starts, sizes = array("q"), array("q")
         fault = None
         try:
@@ -366,24 +317,24 @@ class ZipSource:
         ends[apart[:-1]] = first[apart[1:]]
         return _Places(ends, overlap), fault
 
-    def _without_directory(self) -> Iterator[tuple[_Entry, int]]:
-        """The members of an archive without a directory, by their own headers, each with the byte after it.
+    def _without_directory(self) -> Iterator[tuple[Entry, int]]:
+        """Yields the members of an archive without a directory, by their own headers, each with the byte after it.
 
-        It ends before the first that is not whole.
+        Ends before the first member that is not whole.
         """
         at = ordinal = 0
-        while at + _HEADER_BYTES <= self._file.size:
-            fields = _LOCAL_HEADER.unpack(self._file.read(at, _HEADER_BYTES))
+        while at + _HEADER_BYTES <= self.file.size:
+            fields = _LOCAL_HEADER.unpack(self.file.read(at, _HEADER_BYTES))
             signature, _, flags, method, _, _, crc, stored_size, size, name_size, extra_size = fields
             offset = at + _HEADER_BYTES + name_size + extra_size
-            if signature != _LOCAL or flags & _SIZES_FOLLOW or offset > self._file.size:
+            if signature != _LOCAL or flags & _SIZES_FOLLOW or offset > self.file.size:
                 return
-            name = self._file.read(at + _HEADER_BYTES, name_size + extra_size)
+            name = self.file.read(at + _HEADER_BYTES, name_size + extra_size)
             try:
                 size, stored_size, _ = _large(name[name_size:], size, stored_size, 0)
             except struct.error:
                 return
-            if offset + stored_size > self._file.size or (method == _STORED and size != stored_size):
+            if offset + stored_size > self.file.size or (method == _STORED and size != stored_size):
                 return
             text = _text_name(name[:name_size], flags)
             record = _Record(text, at, stored_size, size, crc, flags, method, is_link=False)
@@ -393,14 +344,19 @@ class ZipSource:
 
 
 class _Places(NamedTuple):
-    """Of each member, in order: where the next header or the directory starts, and whether it has another's bytes."""
+    """The places of all members, in order.
+
+    Attributes:
+        ends: the byte at which the next member or the directory starts.
+        overlap: whether another member has some of its bytes.
+    """
 
     ends: npt.NDArray[np.int64]
     overlap: npt.NDArray[np.bool_]
 
 
 def _text_name(name: bytes, flags: int) -> bytes:
-    """A name in UTF-8: it is in that, or, as the format has it without the flag, in code page 437."""
+    """Returns a name in UTF-8; without the flag of UTF-8 it is in code page 437, unless it is valid UTF-8."""
     if not flags & _UTF8:
         try:
             name.decode()
@@ -410,7 +366,7 @@ def _text_name(name: bytes, flags: int) -> bytes:
 
 
 def _large(extra: bytes, size: int, stored_size: int, start: int) -> tuple[int, int, int]:
-    """Size, stored size and start of a record, of 64 bits where they do not fit 32; `struct.error` without these."""
+    """Returns size, stored size and start of a record, by its field of 64 bits if needed; `struct.error` without it."""
     if _UNKNOWN32 not in (size, stored_size, start):
         return size, stored_size, start
     at = 0
@@ -421,12 +377,12 @@ def _large(extra: bytes, size: int, stored_size: int, start: int) -> tuple[int, 
             values = extra[at + 4 : at + 4 + length]
             break
         at += 4 + length
-    found = []
+    numbers = []
     for value in (size, stored_size, start):
         if value == _UNKNOWN32:
             (value,) = struct.unpack_from("<q", values)
             if value < 0:
                 raise struct.error
             values = values[8:]
-        found.append(value)
-    return found[0], found[1], found[2]
+        numbers.append(value)
+    return numbers[0], numbers[1], numbers[2]

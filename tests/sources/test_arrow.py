@@ -6,7 +6,6 @@ import io
 import random
 import struct
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,8 +23,8 @@ from mm_assets.storage.listing import expand_shards
 
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import png, table
+from .members import JPEG, contents
 
-JPEG = b"\xff\xd8\xff\xe0 a JPEG"
 TABLE = pa.table(
     {
         "image": pa.array(
@@ -51,11 +50,6 @@ def arrow_bytes(*, is_file: bool = False, rows: int = 5) -> bytes:
 def source_of(folder: Path, content: bytes) -> ArrowSource:
     (folder / "t.arrow").write_bytes(content)
     return ArrowSource(SourceFile(str(folder / "t.arrow")))
-
-
-def contents(source: Any, **options: Any) -> list[tuple[str, bytes]]:
-    found = source.payloads(wanted=lambda m: m.skip_reason is None, max_bytes=1 << 20, **options)
-    return [(member.member, payload) for member, payload in found]
 
 
 @pytest.mark.parametrize("is_file", [False, True])
@@ -101,7 +95,7 @@ def test_damage_raises_or_is_listed(tmp_path: Path, kind: str, is_file: bool) ->
         if kind == "flipped":
             damaged += bytes([content[at] ^ noise.randrange(1, 256)]) + content[at + 1 :]
         source = source_of(tmp_path, damaged)
-        failure, whole, kept = None, [], []
+        failure, whole, kept = None, {}, {}
         try:
             whole = contents(source)
         except ShardError as error:
@@ -116,6 +110,29 @@ def test_damage_raises_or_is_listed(tmp_path: Path, kind: str, is_file: bool) ->
         assert bool(damage) == (failure is not None)
         assert failure is not None or kept == whole
         assert failure is None or failure.byte_offset is not None
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize(("is_dictionary", "is_legacy"), [(False, False), (True, False), (False, True)])
+def test_a_compressed_batch_is_measured_before_it_is_decompressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, is_dictionary: bool, is_legacy: bool
+) -> None:
+    """Compressed batches and dictionaries are read up to a limit, and a larger one is damage of a small file."""
+    monkeypatch.setattr("mm_assets.sources.arrow.MAX_BATCH_BYTES", 1 << 20)
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_legacy_format=is_legacy)
+    for size, message in (((1 << 20) - 10_000, None), (1 << 20, "bytes without compression, at most 1,048,576")):
+        column = pa.array([bytes(size)])
+        rows = pa.table({"jpg": column.dictionary_encode() if is_dictionary else column})
+        target = pa.BufferOutputStream()
+        with pa.ipc.new_file(target, rows.schema, options=options) as writer:
+            writer.write_table(rows)
+        source = source_of(tmp_path, target.getvalue().to_pybytes())
+        assert source.file.size < 1 << 14
+        if message is None:
+            assert [len(content) for content in contents(source).values()] == [size]
+            continue
+        with pytest.raises(ShardError, match=message):
+            list(source.members())
 
 
 def test_a_stream_without_an_end_is_reported(tmp_path: Path) -> None:

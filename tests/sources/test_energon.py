@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +25,7 @@ from mm_assets.storage.files import SourceFile
 from mm_assets.testing import SourceSuite
 
 from ..pipeline.chain import declare, run_chain
+from .members import SAMPLE_FILES
 from .tars import build
 
 OWNER = Path(__file__).parent / "owners" / "energon"
@@ -41,13 +42,7 @@ def prepare(folder: Path, counts: dict[str, int], **split: Any) -> None:
 
 class TestSource(SourceSuite):
     source = EnergonSource
-    files: ClassVar[Files] = (
-        ("a.json", b'{"texts": []}'),
-        ("a.jpg", bytes(range(256)) * 40),
-        ("deep/er/b.state.NPY", b"\x93NUMPY"),
-        ("deep/er/b.empty.txt", b""),
-        ("none.bin", b"x" * 3000),
-    )
+    files = SAMPLE_FILES
 
     def make(self, files: Files) -> bytes:
         """A tar."""

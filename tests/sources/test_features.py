@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ from mm_assets.sources.parquet import ParquetSource
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import describe_file, expand_shards
 
+from . import members
+
 INT = {"_type": "Value", "dtype": "int64"}
 CLASSES = {"_type": "ClassLabel", "names": ["cat", "dog"]}
 
@@ -47,16 +48,11 @@ def source_of(folder: Path, table: pa.Table) -> ParquetSource:
 
 
 def contents(source: ParquetSource) -> dict[str, bytes]:
-    found = source.payloads(wanted=lambda _: True, max_bytes=1 << 20)
-    return {member.member.removeprefix("t/0000000"): payload for member, payload in found}
+    return {name.removeprefix("t/0000000"): content for name, content in members.contents(source).items()}
 
 
 def skipped(source: ParquetSource) -> list[Member]:
     return [member for member in source.members() if member.skip_reason is not None]
-
-
-def npy(content: bytes) -> Any:
-    return np.load(io.BytesIO(content), allow_pickle=False)
 
 
 class TestClassLabels:
@@ -131,8 +127,8 @@ class TestArrays:
             "1.tensor.npy": np.arange(6, 12, dtype=np.uint8).reshape(2, 3),
         }
         for name, array in expected.items():
-            assert npy(found[name]).dtype == array.dtype
-            np.testing.assert_array_equal(npy(found[name]), array)
+            assert members.array(found[name]).dtype == array.dtype
+            np.testing.assert_array_equal(members.array(found[name]), array)
 
     @given(
         array=st.one_of(
@@ -150,8 +146,8 @@ class TestArrays:
         source = source_of(tmp_path, pa.table(columns))
         ((member, content),) = source.payloads(wanted=lambda _: True, max_bytes=1 << 20)
         assert (member.member, member.byte_size) == ("k.x.npy", len(content))
-        assert npy(content).dtype == array.dtype
-        np.testing.assert_array_equal(npy(content), array)
+        assert members.array(content).dtype == array.dtype
+        np.testing.assert_array_equal(members.array(content), array)
 
     def test_lists_that_are_no_array_are_rejected_alone(self, tmp_path: Path) -> None:
         """Lists of different lengths and null numbers are skipped with the reason, and the row's others are read."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from collections.abc import Mapping
@@ -15,18 +14,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-import mm_assets
 from mm_assets.errors import ShardError, SourceError
 from mm_assets.rows.base import row_sources, shard_kinds
 from mm_assets.sources.hdf5 import HDF5Source
 from mm_assets.sources.member import ShardDamage
 from mm_assets.storage.files import SourceFile
 
-from ..pipeline.chain import declare, run_chain
+from ..pipeline.shards import make_shard
+from . import members
+from .members import array, image, pack, payloads_of, pixels
 from .robots import real_episodes
-from .test_lerobot import payloads, write_tar
 
 MAX_BYTES = 1 << 20
 
@@ -36,33 +34,11 @@ def source_of(path: Path | str) -> HDF5Source:
 
 
 def contents(path: Path | str, **options: Any) -> dict[str, bytes]:
-    """Every member's content by its name; sizes are those that were listed."""
-    source = source_of(path)
-    listed = list(source.members())
-    assert [member.ordinal for member in listed] == list(range(len(listed)))
-    found = dict(source.payloads(wanted=lambda _: True, max_bytes=MAX_BYTES, **options))
-    assert all(len(content) == member.byte_size for member, content in found.items())
-    assert set(found) <= set(listed)
-    return {member.member: content for member, content in found.items()}
+    return members.contents(source_of(path), **options)
 
 
 def skipped(path: Path) -> dict[str, str]:
-    """The reasons of entries that are not members."""
-    return {member.member: member.skip_reason for member in source_of(path).members() if member.skip_reason}
-
-
-def array(content: bytes) -> np.ndarray:
-    return np.load(io.BytesIO(content))
-
-
-def picture(level: int, form: str = "JPEG") -> bytes:
-    target = io.BytesIO()
-    Image.new("RGB", (8, 6), (level, 20, 30)).save(target, form)
-    return target.getvalue()
-
-
-def pixels(content: bytes) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(content)))
+    return members.skip_reasons(source_of(path))
 
 
 def write_robomimic(path: Path, lengths: Mapping[str, int]) -> Path:
@@ -115,7 +91,7 @@ class TestMembers:
 
     def test_a_file_without_such_groups_is_one_sample(self, tmp_path: Path) -> None:
         """A file as ALOHA writes it is one sample; its encoded pictures are as they were, without padding."""
-        frames = [picture(40 * n) for n in range(4)]
+        frames = [image(40 * n, "JPEG") for n in range(4)]
         widest = max(map(len, frames))
         with h5py.File(tmp_path / "episode_3.hdf5", "w") as file:
             file.attrs["sim"] = False
@@ -146,7 +122,7 @@ class TestMembers:
     @pytest.mark.parametrize("kind", ["vlen", "opaque", "text"])
     def test_encoded_pictures_of_every_kind_are_members(self, tmp_path: Path, kind: str) -> None:
         """Lists of bytes that are pictures are members with their own bytes, whatever type holds them."""
-        frames = [picture(90 * n, "PNG") for n in range(3)]
+        frames = [image(90 * n) for n in range(3)]
         with h5py.File(tmp_path / "a.h5", "w") as file:
             if kind == "vlen":
                 data = file.create_dataset("rgb", (3,), h5py.vlen_dtype(np.uint8))
@@ -281,8 +257,8 @@ class TestFaults:
         found = contents(tmp_path / "a.h5", on_error=lambda member, error: errors.update({member.member: error.detail}))
         assert list(found) == ["a.json", "a.fine.npy"]
         assert skipped(tmp_path / "a.h5") == {
-            "a.unwritten": f"has {1 << 40:,} values, of which at most 0 were written",
-            "a.many": f"has {(1 << 30) * 192:,} values, of which at most 0 were written",
+            "a.unwritten": f"has {1 << 40:,} values, but the file holds at most 0: write it again",
+            "a.many": f"has {(1 << 30) * 192:,} values, but the file holds at most 0: write it again",
         }
         assert errors["a.large.npy"] == f"holds {(1 << 21) + 128} bytes, allowed are {MAX_BYTES}"
         assert errors["a.chunk.npy"] == f"cannot be read: has chunks of {1 << 25:,} bytes, allowed are {MAX_BYTES:,}"
@@ -354,15 +330,12 @@ class TestPipeline:
         """A file of episodes is packed to the same payloads as a tar of the same members, frames as a sequence."""
         (tmp_path / "hdf5").mkdir()
         path = write_robomimic(tmp_path / "hdf5/lift.hdf5", {"demo_0": 3, "demo_1": 2})
-        shards = {"hdf5": tmp_path / "hdf5", "tar": write_tar(tmp_path / "tar/a.tar", contents(path))}
-        packed = {}
-        for kind, folder in shards.items():
-            dataset, _ = run_chain(declare(tmp_path / f"out-{kind}", folder))
-            packed[kind] = mm_assets.open(dataset.store.url_of("manifest.json"))
+        make_shard(tmp_path / "tar/a.tar", contents(path))
+        packed = {kind: pack(tmp_path / f"out-{kind}", tmp_path / kind) for kind in ("hdf5", "tar")}
         assert packed["hdf5"].fields == packed["tar"].fields
         names = ["actions", "dones", "obs.joint_pos", "obs.agentview_image", "metadata"]
         assert set(names) <= set(packed["hdf5"].fields)
-        assert payloads(packed["hdf5"], names) == payloads(packed["tar"], names)
+        assert payloads_of(packed["hdf5"], names) == payloads_of(packed["tar"], names)
         sample = packed["hdf5"][list(packed["hdf5"].sample_ids).index("lift/demo_0")]
         with h5py.File(path) as file:
             stack = file["data/demo_0/obs/agentview_image"][()]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
-import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-import mm_assets
 from mm_assets.errors import ShardError, SourceError
 from mm_assets.rows.base import row_sources, shard_kinds
 from mm_assets.sources import lerobot
@@ -30,7 +28,9 @@ from mm_assets.sources.parquet import ParquetSource
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import expand_shards
 
-from ..pipeline.chain import declare, run_chain
+from ..pipeline.shards import make_shard
+from . import members
+from .members import pack, payloads_of
 from .robots import CAMERA, FPS, Episode, clip, real_episodes, write_v2, write_v3
 
 WRITERS = pytest.mark.parametrize("write", [write_v2, write_v3], ids=["v2", "v3"])
@@ -52,14 +52,10 @@ def source_of(path: Path | str) -> LeRobotSource:
     return LeRobotSource(SourceFile(str(path)))
 
 
-def contents(paths: Sequence[Path | str], *, max_bytes: int = 1 << 20, **options: Any) -> dict[str, bytes]:
-    """Every member's content by its name; sizes are those that were listed."""
-    found: dict[str, bytes] = {}
-    for path in paths:
-        for member, content in source_of(path).payloads(wanted=lambda _: True, max_bytes=max_bytes, **options):
-            assert len(content) == member.byte_size
-            found[member.member] = content
-    return found
+def contents(paths: Sequence[Path | str], **options: Any) -> dict[str, bytes]:
+    """Returns the contents of the members of several files by their names."""
+    parts = [members.contents(source_of(path), **options) for path in paths]
+    return {name: content for part in parts for name, content in part.items()}
 
 
 def frames(content: bytes) -> list[tuple[float, int]]:
@@ -387,45 +383,21 @@ class TestFaults:
         assert num_errors
 
 
-def pack(folder: Path, shards: Path) -> mm_assets.Dataset:
-    """The shards of a folder, packed."""
-    dataset, _ = run_chain(declare(folder, shards))
-    return mm_assets.open(dataset.store.url_of("manifest.json"))
-
-
-def write_tar(path: Path, files: Mapping[str, bytes]) -> Path:
-    """A shard with these files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-    return path.parent
-
-
-def payloads(data: mm_assets.Dataset, names: Sequence[str]) -> dict[str, dict[str, bytes]]:
-    """The payloads of some modalities by sample."""
-    found = {}
-    for index, sample_id in enumerate(data.sample_ids):
-        found[sample_id] = {name: bytes(values[0]) for name, values in data.read_raw([index], names).items()}
-    return found
-
-
 class TestPipeline:
     def test_a_dataset_is_packed_as_its_tar(self, tmp_path: Path) -> None:
         """The folder of a dataset is packed by itself: both versions as a tar of the same members, video as frames."""
         clips = [clip(n, 40 * k, b_frames=0) for k, n in enumerate((9, 5, 12))]
         episodes = [episode(len(frames(c)), k, videos={CAMERA: c}) for k, c in enumerate(clips)]
         paths = {write: write(tmp_path / write.__name__, episodes) for write in (write_v2, write_v3)}
-        tar = pack(tmp_path / "out-tar", write_tar(tmp_path / "tar/a.tar", contents(paths[write_v2])))
+        make_shard(tmp_path / "tar/a.tar", contents(paths[write_v2]))
+        tar = pack(tmp_path / "out-tar", tmp_path / "tar")
         names = ["observation.state", "action", "timestamp", "next.done", "task"]
         assert {*names, CAMERA} <= set(tar.fields)
         for write in paths:
             packed = pack(tmp_path / f"out-{write.__name__}", tmp_path / write.__name__)
             assert packed.fields == tar.fields
-            assert payloads(packed, names) == payloads(tar, names)
-            of_videos = [payloads(data, [CAMERA]) for data in (packed, tar)]
+            assert payloads_of(packed, names) == payloads_of(tar, names)
+            of_videos = [payloads_of(data, [CAMERA]) for data in (packed, tar)]
             assert (of_videos[0] == of_videos[1]) == (write is write_v2)
             for index, sample_id in enumerate(packed.sample_ids):
                 expected = tar[list(tar.sample_ids).index(sample_id)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import shutil
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,11 +30,11 @@ from mm_assets.storage.listing import describe_file
 from mm_assets.testing import SourceSuite
 
 from ..pipeline.chain import declare, run_chain
+from .members import HIDDEN_SAMPLE_FILES, JPEG, SAMPLE_FILES, contents
 from .offset_tables import HOSTILE_NAMES, list_bytes, litdata_index, member_row, sample_bytes, table_bytes
 
 OWNERS = Path(__file__).parent / "owners" / "litdata"
 NAME = "chunk-0-0.bin"
-JPEG = b"\xff\xd8\xff\xe0 a JPEG"
 Files = Sequence[tuple[str, bytes]]
 SUITE_SPEC = {"__key__": 0, "json": 0, "__members__": 0, "content": 0}
 SUITE_FORMATS = ("str", "str", "str", "bytes")
@@ -48,28 +49,11 @@ def source_of(
     return open_container(SourceFile(str(folder / NAME)))
 
 
-def contents(source: Source) -> dict[str, bytes]:
-    """Every member's content by its name; a byte range leads to the same bytes."""
-    found = list(source.payloads(wanted=lambda _: True, max_bytes=1 << 20))
-    assert [member for member, _ in found] == [m for m in source.members() if m.skip_reason is None]
-    for member, payload in found:
-        assert len(payload) == member.byte_size
-        if member.byte_offset is not None:
-            assert source.file.read(member.byte_offset, member.byte_size) == payload
-    return {member.member: payload for member, payload in found}
-
-
 class TestSource(SourceSuite):
     source = LitDataSource
-    files: ClassVar[Files] = (
-        ("a.json", b'{"texts": []}'),
-        ("a.jpg", bytes(range(256)) * 40),
-        ("deep/er/b.state.NPY", b"\x93NUMPY"),
-        ("deep/er/b.empty.txt", b""),
-        ("none.bin", b"x" * 3000),
-    )
-    hostile: ClassVar[Sequence[str]] = HOSTILE_NAMES
-    hidden: ClassVar[Sequence[str]] = ("._a.jpg", "deep/.hidden.jpg", "__MACOSX/a.jpg", "a/.DS_Store.x")
+    files = SAMPLE_FILES
+    hostile = HOSTILE_NAMES
+    hidden = HIDDEN_SAMPLE_FILES
 
     def make(self, files: Files) -> bytes:
         """A chunk with a sample for each file."""
@@ -281,12 +265,82 @@ class TestDamage:
         shutil.copytree(OWNERS / "plain", tmp_path / "plain")
         path = tmp_path / "plain" / NAME
         content = path.read_bytes()
-        path.write_bytes(content[:-100] + bytes(88) + content[-12:])
+        start = content.index(b"ARROW1") + 8
+        path.write_bytes(content[:start] + bytes(88) + content[start + 88 :])
         source = LitDataSource(SourceFile(str(path)))
         with pytest.raises(ShardError, match="cannot be read from its table of Arrow"):
             list(source.members())
         damage: list[ShardDamage] = []
         assert len(list(source.members(on_damaged_shard="salvage", damage=damage))) == len(damage) == 1
+
+    @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+    def test_a_table_of_arrow_does_not_expand_without_limit(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str | None
+    ) -> None:
+        """A batch is measured without its compression before it is decompressed: what is larger than read is damage."""
+        monkeypatch.setattr("mm_assets.sources.litdata.MAX_FRAME_BYTES", 1 << 20)
+        source = arrow_source(tmp_path, pa.table({"bin": [bytes((1 << 20) - 1000)]}), compression=compression)
+        assert [len(content) for content in contents(source).values()] == [(1 << 20) - 1000]
+        source = arrow_source(tmp_path, pa.table({"bin": [bytes(1 << 20)]}), compression=compression)
+        with pytest.raises(ShardError, match=r"has (a batch of )?1,04\d,\d\d\d bytes") as caught:
+            list(source.members())
+        assert (compression is None) == ("without compression" not in str(caught.value))
+
+    @pytest.mark.parametrize(
+        ("column", "message"),
+        [
+            (pa.array(["a" * 1000] * 9).dictionary_encode(), "of type dictionary"),
+            (pa.array(["a" * 1000] * 9, pa.string_view()), "of type string_view"),
+            (pa.array([[1]] * 9, pa.list_view(pa.int8())), "of type list_view"),
+            (pa.array([[{"a": None}]] * 9, pa.list_(pa.struct({"a": pa.binary_view()}))), "of type binary_view"),
+            (pa.array([[None] * 1000] * 9), "a batch of 9,009 values, at most 5,000 are read"),
+            (pa.array([{"a": [None] * 1000}] * 9), "a batch of 9,018 values"),
+        ],
+    )
+    def test_values_that_take_no_bytes_of_the_table_are_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: pa.Array, message: str
+    ) -> None:
+        """Types whose values share bytes, and very many nulls in lists, are damage before they are values of Python."""
+        monkeypatch.setattr("mm_assets.sources.litdata.MAX_BATCH_VALUES", 5000)
+        with pytest.raises(ShardError, match=message):
+            list(arrow_source(tmp_path, pa.table({"x": column})).members())
+
+    @pytest.mark.parametrize(("number", "message"), [(2, "more than the 2 rows"), (4, "has 3 rows, the chunk has 4")])
+    def test_a_table_of_arrow_has_a_row_for_each_sample(self, tmp_path: Path, number: int, message: str) -> None:
+        """A table with fewer or more rows than the chunk has samples is damage."""
+        with pytest.raises(ShardError, match=message):
+            list(arrow_source(tmp_path, pa.table({"x": [1, 2, 3]}), number=number).members())
+
+    def test_any_changed_byte_of_a_table_of_arrow_ends_in_members_or_an_error(self, tmp_path: Path) -> None:
+        """A table of Arrow with any byte changed, or without any of its ends, is read or raises `ShardError`."""
+        source = arrow_source(tmp_path, pa.table({"bin": [b"a" * 50, b"b"], "x": [[1], []]}), compression="zstd")
+        content = (tmp_path / NAME).read_bytes()
+        start, end = content.index(b"ARROW1"), len(content) - 12
+        source.file.close()
+        noise = random.Random(1)
+        for at in range(start, end):
+            changed = content[:at] + bytes([content[at] ^ noise.randrange(1, 256)]) + content[at + 1 :]
+            table = content[start:at]
+            truncated = content[:start] + table + struct.pack("<I", len(table)) + b"LDARW01\0"
+            for damaged in (changed, truncated):
+                (tmp_path / NAME).write_bytes(damaged)
+                with suppress(ShardError), SourceFile(str(tmp_path / NAME)) as file:
+                    contents(LitDataSource(file))
+
+
+def arrow_source(
+    folder: Path, table: pa.Table, *, compression: str | None = None, stream: bool = False, number: int | None = None
+) -> Source:
+    """A chunk whose rows are a table of Arrow, and whose items are empty."""
+    target = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(target, table.schema, options=options) as writer:
+        writer.write_table(table)
+    rows = target.getvalue().to_pybytes()
+    items = [b""] * (table.num_rows if number is None else number)
+    source_of(folder, {"x": 0}, ["int"], [[]] * len(items)).file.close()
+    (folder / NAME).write_bytes(table_bytes(items) + rows + struct.pack("<I", len(rows)) + b"LDARW01\0")
+    return open_container(SourceFile(str(folder / NAME)))
 
 
 def index(folder: Path, number: int | None = 1, **config: Any) -> None:
@@ -394,15 +448,11 @@ class TestPipeline:
         assert [a.fingerprint != b.fingerprint for a, b in zip(before, after, strict=True)] == [True]
         assert LitDataSource.shards_in(files[:1]) is None
 
-    def test_rows_of_arrow_have_files(self, tmp_path: Path) -> None:
-        """Bytes in rows that Arrow has are members, in as many batches as there are."""
-        target = pa.BufferOutputStream()
+    @pytest.mark.parametrize("compression", [None, "zstd"])
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_rows_of_arrow_have_files(self, tmp_path: Path, stream: bool, compression: str | None) -> None:
+        """Bytes in rows that Arrow has are members, in as many batches as there are, in streams and in files."""
         table = pa.table({"jpg": [JPEG, None], "n": [1, 2]})
-        with pa.ipc.new_file(target, table.schema) as writer:
-            writer.write_table(table, max_chunksize=1)
-        rows = target.getvalue().to_pybytes()
-        source = source_of(tmp_path, {"jpg": 0, "n": 0}, ["bytes", "int"], [[], []])
-        head = table_bytes([b"", b""])
-        (tmp_path / NAME).write_bytes(head + rows + struct.pack("<I", len(rows)) + b"LDARW01\0")
-        source = open_container(SourceFile(str(tmp_path / NAME)))
+        batches = pa.Table.from_batches(table.to_batches(max_chunksize=1))
+        source = arrow_source(tmp_path, batches, compression=compression, stream=stream)
         assert list(contents(source)) == [f"chunk-0-0/0000000{n}" for n in ("0.json", "0.jpg", "1.json")]

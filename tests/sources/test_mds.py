@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -35,6 +35,7 @@ from mm_assets.storage.files import SourceFile
 from mm_assets.testing import SourceSuite
 
 from ..pipeline.chain import declare, run_chain
+from .members import HIDDEN_SAMPLE_FILES, JPEG, PNG, SAMPLE_FILES, contents
 from .offset_tables import (
     HOSTILE_NAMES,
     list_bytes,
@@ -46,7 +47,6 @@ from .offset_tables import (
 )
 
 OWNERS = Path(__file__).parent / "owners" / "mds"
-JPEG, PNG = b"\xff\xd8\xff\xe0 a JPEG", b"\x89PNG\r\n\x1a\n a PNG"
 Files = Sequence[tuple[str, bytes]]
 
 
@@ -56,28 +56,11 @@ def source_of(folder: Path, content: bytes, name: str = "t.mds") -> Source:
     return open_container(SourceFile(str(folder / name)))
 
 
-def contents(source: Source) -> dict[str, bytes]:
-    """Every member's content by its name; a byte range leads to the same bytes."""
-    found = list(source.payloads(wanted=lambda _: True, max_bytes=1 << 20))
-    assert [member for member, _ in found] == [m for m in source.members() if m.skip_reason is None]
-    for member, payload in found:
-        assert len(payload) == member.byte_size
-        if member.byte_offset is not None:
-            assert source.file.read(member.byte_offset, member.byte_size) == payload
-    return {member.member: payload for member, payload in found}
-
-
 class MdsSuite(SourceSuite):
     source = MdsSource
-    files: ClassVar[Files] = (
-        ("a.json", b'{"texts": []}'),
-        ("a.jpg", bytes(range(256)) * 40),
-        ("deep/er/b.state.NPY", b"\x93NUMPY"),
-        ("deep/er/b.empty.txt", b""),
-        ("none.bin", b"x" * 3000),
-    )
-    hostile: ClassVar[Sequence[str]] = HOSTILE_NAMES
-    hidden: ClassVar[Sequence[str]] = ("._a.jpg", "deep/.hidden.jpg", "__MACOSX/a.jpg", "a/.DS_Store.x")
+    files = SAMPLE_FILES
+    hostile = HOSTILE_NAMES
+    hidden = HIDDEN_SAMPLE_FILES
 
     def make(self, files: Files) -> bytes:
         """A shard with a sample for each file."""

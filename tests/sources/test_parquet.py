@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import io
 import json
 import math
 import re
@@ -19,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 import mm_assets
 from mm_assets.errors import ShardError, SourceError
@@ -35,6 +33,7 @@ from mm_assets.sources.row_members import MAX_LIST_CELLS
 from mm_assets.storage.files import SourceFile
 
 from ..pipeline.chain import declare, run_chain
+from .members import contents, image
 
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 JPEG, PNG, WAV = b"\xff\xd8\xff\xe0 a JPEG", b"\x89PNG\r\n\x1a\n a PNG", b"RIFF\x10\0\0\0WAVE a WAV"
@@ -47,22 +46,9 @@ def source_of(folder: Path, table: pa.Table, **options: Any) -> ParquetSource:
     return ParquetSource(SourceFile(str(path)))
 
 
-def contents(source: ParquetSource) -> dict[str, bytes]:
-    """Every member's content by its name."""
-    found = source.payloads(wanted=lambda _: True, max_bytes=1 << 20)
-    return {member.member: payload for member, payload in found}
-
-
 def json_values(column: pa.Array) -> list[Any]:
     """The values of a column as the JSON of its rows has them."""
     return [row["x"] for row in json_rows(pa.record_batch({"x": column}))]
-
-
-def image(color: int) -> bytes:
-    """A small PNG."""
-    target = io.BytesIO()
-    Image.new("RGB", (8, 6), (color, 20, 30)).save(target, format="png")
-    return target.getvalue()
 
 
 class TestMembers:

@@ -24,6 +24,8 @@ from mm_assets.storage.files import SourceFile
 from mm_assets.testing import SourceSuite
 from mm_assets.testing.sources import Files
 
+from .members import contents
+
 JPEG = bytes(range(256)) * 20
 
 
@@ -41,11 +43,6 @@ def source_of(folder: Path, content: bytes) -> ZipSource:
     path = folder / "x.zip"
     path.write_bytes(content)
     return ZipSource(SourceFile(str(path)))
-
-
-def contents(source: ZipSource, **options: object) -> dict[str, bytes]:
-    found = source.payloads(wanted=lambda _: True, max_bytes=1 << 20, **options)  # type: ignore[arg-type]  # of one test
-    return {member.member: content for member, content in found}
 
 
 class TestStored(SourceSuite):
