@@ -100,7 +100,9 @@ class RangeCursor(Cursor):
         """The bytes from `at`, fewer than `size` only where the archive ends."""
         offset = at - self._start
         if not 0 <= offset <= len(self._window) - size:
-            length = min(max(size, self._ahead), max(self.end - at, 0))
+            # Small members are read together, and after a payload that was taken the next one probably is.
+            is_payload = size > BLOCK and self._mean_stride <= SMALL_STRIDE
+            length = min(max(size, READ_AHEAD if is_payload else self._ahead), max(self.end - at, 0))
             self._window = self._source.read(at, length) if length else b""
             self._start = at
             offset = 0

@@ -16,7 +16,7 @@ from typing import ClassVar
 from mm_assets.errors import ShardError, SourceError
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import Member, OnDamage, ShardDamage
-from mm_assets.sources.stream import Cursor, compression_of_head, open_cursor
+from mm_assets.sources.stream import SMALL_STRIDE, Cursor, compression_of_head, open_cursor
 from mm_assets.sources.tar_header import BLOCK, HeaderError, parse_header
 from mm_assets.sources.tar_walk import Entry, Place, TarWalk
 from mm_assets.storage.files import SourceFile
@@ -120,9 +120,9 @@ class TarSource:
             if place.size > max_bytes:
                 detail = f"holds {place.size} bytes, allowed are {max_bytes}"
                 return SourceError(self.file.url, detail, member=member.member)
-            if cursor.ranged:
+            if cursor.ranged and place.stored > SMALL_STRIDE:
                 return _expand(place, self.file.read(place.at, place.stored))
-            if member.member_type == "hardlink":
+            if member.member_type == "hardlink" and not cursor.ranged:
                 late.setdefault(place.ordinal, []).append(member)
                 return None
             stored = cursor.read(place.at, place.stored)
