@@ -431,6 +431,7 @@ class Dataset:
         threads: int | None = 0,
         verify: bool | None = None,
         on_read: Callable[[], object] | None = None,
+        keys: npt.NDArray[np.uint64] | None = None,
     ) -> dict[str, Batch]:
         """Some modalities of many samples, rows aligned in all of them.
 
@@ -446,6 +447,8 @@ class Dataset:
                 the next call, until `close`.
             verify: check the payloads' checksums, where the files have them; by default as the dataset was opened.
             on_read: called between reading, with its checksums, and decoding.
+            keys: (n,) uint64, from which random settings of fields are drawn, such as `decode_crop` of an image: the
+                same key and image give the same crop. Without keys nothing is random.
 
         Raises:
             IndexError: no such sample.
@@ -455,7 +458,9 @@ class Dataset:
             SchemaMismatchError: a modality is of a type that is not known here.
             ValueError: `out` does not fit, or no number of threads.
         """
-        return self._samples.read_batch(indices, modalities, out=out, threads=threads, verify=verify, on_read=on_read)
+        return self._samples.read_batch(
+            indices, modalities, out=out, threads=threads, verify=verify, on_read=on_read, keys=keys
+        )
 
     def batch_layout(
         self, n: int, modalities: Sequence[str] | None = None

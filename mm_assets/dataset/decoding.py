@@ -135,6 +135,7 @@ def decode_batches(
     pool: WorkerPool,
     threads: int,
     place: Place,
+    keys: npt.NDArray[np.uint64] | None = None,
 ) -> dict[str, Batch]:
     """Decode several modalities of the same samples.
 
@@ -145,6 +146,7 @@ def decode_batches(
         pool: for fields that decode in parallel, if `threads` is 2 or more.
         threads: how many.
         place: for messages.
+        keys: (n,) uint64, from which random settings of fields are drawn; None draws nothing.
 
     Raises:
         FormatError: a payload is damaged; it says where.
@@ -156,14 +158,15 @@ def decode_batches(
         for name, field in fields.items():
             count = len(rows[name].datas)
             if threads > 1 and field.decodes_in_parallel and count > 1:
-                started[name] = pool.start_runs(threads, count, partial(_decode_run, field, rows[name], targets[name]))
+                run = partial(_decode_run, field, rows[name], targets[name], keys)
+                started[name] = pool.start_runs(threads, count, run)
         # Fields that threads do not help are decoded here while they work; in this order without threads too, so that
         # of several damaged modalities the same one is reported.
         for name in sorted(fields, key=lambda name: fields[name].decodes_in_parallel):
             field, target = fields[name], targets[name]
             try:
                 if name not in started:
-                    found[name] = Batch(*field.decode_batch(*rows[name], target))
+                    found[name] = Batch(*_decode_run(field, rows[name], target, keys, 0, len(rows[name].datas)))
                     continue
                 parts = [future.result() for future in started[name]]
             except (FormatError, LimitError) as error:
@@ -177,9 +180,15 @@ def decode_batches(
 
 
 def _decode_run(
-    field: Field, rows: Column, target: Arrays | None, start: int, stop: int
+    field: Field,
+    rows: Column,
+    target: Arrays | None,
+    keys: npt.NDArray[np.uint64] | None,
+    start: int,
+    stop: int,
 ) -> tuple[Any, npt.NDArray[np.bool_]]:
-    return field.decode_batch(*rows.run(start, stop), _slice(target, start, stop))
+    own: dict[str, Any] = {"keys": keys[start:stop]} if keys is not None and field.draws else {}
+    return field.decode_batch(*rows.run(start, stop), _slice(target, start, stop), **own)
 
 
 def _first_damaged(

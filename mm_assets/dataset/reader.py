@@ -87,6 +87,7 @@ class SampleReader:
         threads: int | None = 0,
         verify: bool | None = None,
         on_read: Callable[[], object] | None = None,
+        keys: npt.NDArray[np.uint64] | None = None,
     ) -> dict[str, Batch]:
         """As `Dataset.read_batch`."""
         names = self._decodable(modalities)
@@ -96,7 +97,7 @@ class SampleReader:
         rows = self._read_rows(positions, names, verify)
         if on_read is not None:
             on_read()
-        found = self._decode_batches(positions, rows, targets, workers)
+        found = self._decode_batches(positions, rows, targets, workers, keys)
         for name, batch in found.items():
             if targets[name] is None:
                 found[name] = batch._replace(values=list(map(self._fields.field(name).writable, batch.values)))
@@ -216,6 +217,7 @@ class SampleReader:
         rows: Mapping[str, Column],
         targets: Mapping[str, Arrays | None],
         threads: int,
+        keys: npt.NDArray[np.uint64] | None = None,
     ) -> dict[str, Batch]:
         return decode_batches(
             {name: self._fields.field(name) for name in rows},
@@ -224,6 +226,7 @@ class SampleReader:
             pool=self._pool,
             threads=threads,
             place=lambda row, name: self._place(positions, row, name),
+            keys=keys,
         )
 
     def _place(self, positions: npt.NDArray[np.int64], row: int, name: str) -> tuple[str, int]:

@@ -210,6 +210,9 @@ class Field(ABC):
     FORMER: ClassVar[tuple[str, ...]] = ()
     """Settings of earlier releases that `from_config` still understands."""
 
+    ADDED: ClassVar[tuple[str, ...]] = ()
+    """Settings that `config` leaves out unless they are set, so that files without them keep their bytes."""
+
     @property
     @abstractmethod
     def metadata_type(self) -> np.dtype[np.void]:
@@ -353,6 +356,11 @@ class Field(ABC):
         arrays.
         """
         return None if self._element is None else np.empty((0, *self._element.shape), self._element.dtype)
+
+    @property
+    def draws(self) -> bool:
+        """Whether decoding is random: `decode_batch` then takes ``keys``, (n,) uint64, from which each row is drawn."""
+        return False
 
     @property
     def decodes_in_parallel(self) -> bool:
@@ -505,9 +513,16 @@ class Field(ABC):
 
     @property
     def config(self) -> dict[str, JSON]:
-        """All settings as JSON, defaults too, so that a later release with other defaults reads old files alike."""
+        """All settings as JSON, defaults too, so that a later release with other defaults reads old files alike.
+
+        Those in `ADDED` are left out unless they are set.
+        """
         values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values
+            if value is not None or name not in self.ADDED
+        }
 
     def declared_config(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
         """All settings as a pack plan stores them: `config`, with those of `given` that only a declaration can restore.

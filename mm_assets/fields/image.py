@@ -7,7 +7,7 @@ image is resized to while it is decoded is a setting of the reader, and does not
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError
 from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
-from mm_assets.fields.base import JSON, Encoded, Field, config_error, corrupt, is_int, over_limit
+from mm_assets.fields.base import JSON, Encoded, Field, Out, config_error, corrupt, is_int, over_limit
+from mm_assets.fields.image_crop import RandomCrop
 from mm_assets.fields.image_decode import (
     CODEC_NAMES,
     CODECS,
@@ -43,7 +44,7 @@ from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import ImageInfo, probe_image
 from mm_assets.summaries import describe
 
-__all__ = ["ImageField"]
+__all__ = ["ImageField", "decode_drawn"]
 
 _JPEG = CODECS["jpeg"]
 _ENCODINGS = ("keep", "jpeg", "png", "webp")
@@ -96,6 +97,9 @@ class ImageField(Field):
         decode_mode: ``exact`` decodes all of an image and then shrinks by pixel area, or enlarges bilinearly. ``fast``
             decodes a JPEG at 1/2, 1/4 or 1/8 of its size where that is not below `decode_size`, and shrinks any image
             by bilinear samples. Its pixels differ; docs/fields.md says how much.
+        decode_crop: a random crop in place of `decode_resize`, as a mapping with some of the attributes of
+            `RandomCrop`: ``{"scale": (0.35, 1), "ratio": (0.75, 1.33), "flip": True}``. Loaders draw it from seed,
+            epoch and sample; everything else decodes the largest centered rectangle, as ``crop`` does.
     """
 
     TYPE_ID: ClassVar[int] = 10
@@ -115,6 +119,7 @@ class ImageField(Field):
     decodes_in_parallel: ClassVar[bool] = True  # the decoders release the interpreter lock
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
     FORMER: ClassVar[tuple[str, ...]] = ("apply_orientation",)
+    ADDED: ClassVar[tuple[str, ...]] = ("decode_crop",)
 
     encoding: str = "keep"
     quality: int = 95
@@ -129,6 +134,7 @@ class ImageField(Field):
     decode_resize: str = "stretch"
     decode_fill: int = 0
     decode_mode: str = "exact"
+    decode_crop: RandomCrop | None = None
 
     def __post_init__(self) -> None:
         self._expect_choice("encoding", _ENCODINGS)
@@ -156,6 +162,10 @@ class ImageField(Field):
             for name, default in (("decode_resize", "stretch"), ("decode_fill", 0), ("decode_mode", "exact")):
                 if getattr(self, name) != default:
                     raise self._wrong_setting(name, f"{default!r}: without decode_size it would do nothing")
+        if self.decode_crop is not None:
+            object.__setattr__(self, "decode_crop", RandomCrop.parse(self.decode_crop))
+            if self.decode_size is None or self.decode_resize != "stretch" or self.frames == "all":
+                raise self._wrong_setting("decode_crop", "None: it needs a decode_size, and no decode_resize or frames")
 
     @classmethod
     def from_config(cls, config: Mapping[str, JSON]) -> Self:
@@ -185,6 +195,11 @@ class ImageField(Field):
         if size is None or self.channels is None or self.frames == "all":
             return None
         return ArraySpec((*size, self.channels), np.dtype(np.uint8))
+
+    @property
+    def draws(self) -> bool:
+        """With a `decode_crop`."""
+        return self.decode_crop is not None
 
     @property
     def empty_value(self) -> npt.NDArray[np.uint8]:
@@ -331,8 +346,12 @@ class ImageField(Field):
         """Return (H, W, C) uint8; (T, H, W, C) with all frames."""
         if self.frames == "all":
             return self._decode_frames(metadata, data)
+        return self.decode_one(metadata, data, None)
+
+    def decode_one(self, metadata: Buffer | np.void, data: Buffer, key: int | None) -> npt.NDArray[np.uint8]:
+        """Returns (H, W, C) uint8, with a crop that is drawn from a key if it is given."""
         # Pillow's pixels are read-only. In a batch they are copied anyway.
-        pixels: npt.NDArray[np.uint8] = self.writable(self._decode(metadata, data, None))
+        pixels: npt.NDArray[np.uint8] = self.writable(self._decode(metadata, data, None, key))
         return pixels
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
@@ -340,8 +359,25 @@ class ImageField(Field):
         stored, num_frames = self._open(metadata, data)
         check_pixels(stored.data, stored.codec, stored.size, stored.channels, num_frames, to_srgb=stored.to_srgb)
 
+    def decode_batch(
+        self,
+        records: npt.NDArray[np.uint8],
+        datas: Sequence[Buffer | None],
+        out: Out | None = None,
+        *,
+        keys: npt.NDArray[np.uint64] | None = None,
+    ) -> tuple[Any, npt.NDArray[np.bool_]]:
+        """As `Field.decode_batch`; random crops are drawn from `keys`, (n,) uint64."""
+        if keys is None:
+            return super().decode_batch(records, datas, out)
+        return decode_drawn(self, records, datas, out, keys, self.decode_one, self.decode_into)
+
     def _decode_into(self, metadata: Buffer, data: Buffer, target: npt.NDArray[Any]) -> None:
-        pixels = self._decode(metadata, data, target)
+        self.decode_into(metadata, data, target, None)
+
+    def decode_into(self, metadata: Buffer, data: Buffer, target: npt.NDArray[Any], key: int | None) -> None:
+        """Decodes into an array of the value's shape, with a crop that is drawn from a key if it is given."""
+        pixels = self._decode(metadata, data, target, key)
         if pixels is not target:
             target[...] = pixels
 
@@ -372,12 +408,12 @@ class ImageField(Field):
         return _Stored(as_bytes_view(data), codec, (height, width), wanted, orientation, to_srgb), num_frames
 
     def _decode(
-        self, metadata: Buffer | np.void, data: Buffer, target: npt.NDArray[np.uint8] | None
+        self, metadata: Buffer | np.void, data: Buffer, target: npt.NDArray[np.uint8] | None, key: int | None = None
     ) -> npt.NDArray[np.uint8]:
         """The decoded image: `target`, or another array where that is None or no codec can write there."""
         stored, _ = self._open(metadata, data)
         if self.decode_size is not None:
-            return self._decode_to_size(stored, self.decode_size, target)
+            return self._decode_to_size(stored, self.decode_size, target, key)
         pixels = stored.pixels(allocate=_allocator_for(target))
         upright = stored.orientation == UPRIGHT
         return pixels if upright else np.ascontiguousarray(orient(pixels, stored.orientation))
@@ -394,16 +430,20 @@ class ImageField(Field):
         return np.stack(upright)
 
     def _decode_to_size(
-        self, stored: _Stored, size: tuple[int, int], target: npt.NDArray[np.uint8] | None
+        self, stored: _Stored, size: tuple[int, int], target: npt.NDArray[np.uint8] | None, key: int | None
     ) -> npt.NDArray[np.uint8]:
         if target is None:
             target = new_pixels((*size, stored.channels))
         upright = stored.upright_size
-        shown, where = place(upright, size, self.decode_resize)
+        shown, where = place(upright, size, self.decode_resize if self.decode_crop is None else "crop")
+        is_mirrored = False
+        if self.decode_crop is not None and key is not None:
+            shown, is_mirrored = self.decode_crop.draw(upright, key)
         if (where.height, where.width) != size:
             target[...] = self.decode_fill
         # The result as it lies before it is turned, a view: turning the small image is cheaper than the large one.
-        inner = orient(where.of(target), INVERSE_ORIENTATION[stored.orientation])
+        inner = where.of(target)
+        inner = orient(inner[:, ::-1] if is_mirrored else inner, INVERSE_ORIENTATION[stored.orientation])
         quick, scale = self.decode_mode == "fast", 1
         if quick and stored.codec == _JPEG:
             # The smallest part of its size that has the pixels of the result.
@@ -426,6 +466,33 @@ def _before_turning(box: Box, upright: tuple[int, int], orientation: int) -> Box
     if orientation in (2, 3, 6, 7):
         left = upright[1] - width - left
     return Box(top, left, height, width) if orientation < 5 else Box(left, top, width, height)
+
+
+def decode_drawn(
+    field: Field,
+    records: npt.NDArray[np.uint8],
+    datas: Sequence[Buffer | None],
+    out: Out | None,
+    keys: npt.NDArray[np.uint64],
+    decode: Callable[[memoryview, Buffer, int], Any],
+    decode_into: Callable[[memoryview, Buffer, Any, int], None],
+) -> tuple[Any, npt.NDArray[np.bool_]]:
+    """Decodes a batch as `Field.decode_batch`, by functions that take the key of each row."""
+    present, target = field._check_batch(records, datas), field._batch_target(len(datas), out)
+    several = target if isinstance(target, dict) else {} if target is None else {"": target}
+    for array in several.values():
+        array[~present] = 0
+    values: list[Any] = [None] * len(datas)
+    for row, (data, key) in enumerate(zip(datas, keys.tolist(), strict=True)):
+        if data is None:
+            continue
+        record = memoryview(records[row])
+        if target is None:
+            values[row] = decode(record, data, key)
+        else:
+            rows = {name: array[row, ...] for name, array in several.items()}
+            decode_into(record, data, rows if isinstance(target, dict) else rows[""], key)
+    return (values if target is None else target), present
 
 
 class _Stored(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from mm_assets.errors import ConfigError, FormatError
 from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
-from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, corrupt, decode_utf8, parse_json, truncated
-from mm_assets.fields.image import DEFAULT_MAX_PIXELS, ImageField
+from mm_assets.fields.base import JSON, Encoded, Field, Item, Out, Part, corrupt, decode_utf8, parse_json, truncated
+from mm_assets.fields.image import DEFAULT_MAX_PIXELS, ImageField, decode_drawn
+from mm_assets.fields.image_crop import RandomCrop
 from mm_assets.fields.image_resize import RESIZES, place, resize
 from mm_assets.fields.plain import TextField
 from mm_assets.fields.shown import ShownFile, ShownPair, StoredBytes
@@ -106,6 +107,7 @@ class ImageTextPairField(Field):
         decode_resize: how an image of another shape comes to `decode_size`.
         decode_fill: value of the bars' channels, 0 to 255.
         decode_mode: ``exact`` or ``fast``.
+        decode_crop: a random crop, as in `ImageField`.
     """
 
     TYPE_ID: ClassVar[int] = 51
@@ -146,6 +148,7 @@ class ImageTextPairField(Field):
     decode_resize: str = "stretch"
     decode_fill: int = 0
     decode_mode: str = "exact"
+    decode_crop: RandomCrop | None = None
 
     def __post_init__(self) -> None:
         self._expect_choice("encoding", ("keep", "jpeg", "png"))
@@ -159,6 +162,7 @@ class ImageTextPairField(Field):
         try:
             object.__setattr__(self, "image_size", self._image_field.size)
             object.__setattr__(self, "decode_size", self._image_field.decode_size)
+            object.__setattr__(self, "decode_crop", self._image_field.decode_crop)
         except ConfigError as error:
             raise ConfigError(error.where, "image_size" if error.key == "size" else error.key, error.detail) from error
         tokens = self._tokens_field
@@ -294,11 +298,14 @@ class ImageTextPairField(Field):
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> ImageTextPair:
         """Return `ImageTextPair`."""
+        return self._decode(metadata, data, None)
+
+    def _decode(self, metadata: Buffer | np.void, data: Buffer, key: int | None) -> ImageTextPair:
         pair = _Pair(self, metadata, data)
         rows = {name: np.empty(self.max_tokens, dtype=np.int64) for name in ("input_ids", "attention_mask")}
         self._tokens_field._decode_into(pair.token_record, pair.tokens, rows)
         score = None if math.isnan(pair.clip_score) else pair.clip_score
-        pixels = self._image_field.decode(pair.image_record, pair.image)
+        pixels = self._image_field.decode_one(pair.image_record, pair.image, key)
         return ImageTextPair(pixels, rows["input_ids"], rows["attention_mask"], pair.text(), score)
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
@@ -308,10 +315,31 @@ class ImageTextPairField(Field):
         pair.text()
         self._image_field.check_decodable(pair.image_record, pair.image)
 
+    @property
+    def draws(self) -> bool:
+        """With a `decode_crop`."""
+        return self._image_field.draws
+
+    def decode_batch(
+        self,
+        records: npt.NDArray[np.uint8],
+        datas: Sequence[Buffer | None],
+        out: Out | None = None,
+        *,
+        keys: npt.NDArray[np.uint64] | None = None,
+    ) -> tuple[Any, npt.NDArray[np.bool_]]:
+        """As `Field.decode_batch`; random crops are drawn from `keys`, (n,) uint64."""
+        if keys is None:
+            return super().decode_batch(records, datas, out)
+        return decode_drawn(self, records, datas, out, keys, self._decode, self._fill)
+
     def _decode_into(self, metadata: Buffer, data: Buffer, target: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._fill(metadata, data, target, None)
+
+    def _fill(self, metadata: Buffer, data: Buffer, target: Mapping[str, npt.NDArray[Any]], key: int | None) -> None:
         pair = _Pair(self, metadata, data)
         self._tokens_field._decode_into(pair.token_record, pair.tokens, target)
-        self._image_field._decode_into(pair.image_record, pair.image, target["image"])
+        self._image_field.decode_into(pair.image_record, pair.image, target["image"], key)
         target["clip_score"][...] = pair.clip_score
 
     def tokens(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.int64]:

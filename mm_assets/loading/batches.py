@@ -34,6 +34,8 @@ Transform = Callable[..., Any]
 # Samples, spread over the epoch, that are tried in place of a batch whose samples are all damaged, before giving up.
 MAX_STAND_INS = 16
 
+_DECODING = -2  # a place in the derivation of keys, which no name of a modality has
+
 
 class BatchSource(Protocol):
     """The source of a loader: a `Dataset`, or an object with the same methods."""
@@ -53,8 +55,9 @@ class BatchSource(Protocol):
         out: Mapping[str, Any] | None = None,
         threads: int | None = 0,
         on_read: Callable[[], object] | None = None,
+        keys: npt.NDArray[np.uint64] | None = None,
     ) -> Mapping[str, Batch]:
-        """As `Dataset.read_batch`."""
+        """As `Dataset.read_batch`; `keys` is only given if a field `draws`."""
 
     def batch_layout(self, n: int, modalities: Sequence[str]) -> Mapping[str, ArraySpec | dict[str, ArraySpec]]:
         """As `Dataset.batch_layout`."""
@@ -138,6 +141,7 @@ class BatchMaker:
         self._pool = WorkerPool()
         self._skip_damaged = skip_damaged
         self._fields: Mapping[str, Field] = getattr(source, "fields", {})
+        self._draws = any(field.draws for name, field in self._fields.items() if name in self._names)
         self._layouts = source.batch_layout(plan.batch_size, self._names)
         # Torch's own allocator knows which pinned blocks a device still reads from; ours would not.
         self._allocate: Allocate = pinned_memory
@@ -187,7 +191,8 @@ class BatchMaker:
 
         def read(indices: npt.NDArray[np.int64]) -> dict[str, Batch]:
             out = arrays_of(self._layouts, self._allocate)
-            columns = self._source.read_batch(indices, self._names, out=out, threads=threads, on_read=note)
+            keys = {"keys": self._keys(indices)} if self._draws else {}
+            columns = self._source.read_batch(indices, self._names, out=out, threads=threads, on_read=note, **keys)
             return dict(columns)
 
         def note() -> None:
@@ -203,6 +208,11 @@ class BatchMaker:
                 raise
             indices = self._stand_in(step, {one.index for one in damaged}, error)
         return indices, damaged, read(indices)
+
+    def _keys(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        """A key of each sample in this epoch, the same wherever and whenever it is read."""
+        seed, epoch = self._order.seed, self._order.epoch
+        return np.array([derive_key(seed, epoch, index, _DECODING) for index in indices.tolist()], np.uint64)
 
     def _find_damaged(self, indices: npt.NDArray[np.int64]) -> tuple[DamagedSample, ...]:
         epoch = self._order.epoch
