@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Decoded
+from benchmarks.loading.adapters.base import BATCH, CORES, CROP_SCALE, SIDE, Adapter, Decoded
 from benchmarks.loading.corpus import AUDIO_SAMPLES, MAX_SIDE, MODALITIES
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ class ImageDecoder:
         self._decode = simplejpeg.decode_jpeg
         self._resize = cv2.resize
         self._mode = mode
+        self._rng = np.random.default_rng()
         self._interpolation = cv2.INTER_AREA if mode == "exact" else cv2.INTER_LINEAR
+        self._mirrored = np.empty((SIDE, SIDE, 3), np.uint8)
         self._pixels = np.empty(MAX_SIDE * MAX_SIDE * 3, np.uint8)
 
     def decode(self, data: Any, target: npt.NDArray[np.uint8]) -> None:
@@ -56,10 +58,31 @@ class ImageDecoder:
         # between 1/2 and 1, which would take longer than the whole.
         least = SIDE if self._mode == "fast" else 0
         pixels = self._decode(data, min_height=least, min_width=least, min_factor=2, buffer=self._pixels)
+        if self._mode == "crop":
+            top, left, height, width = self._draw(*pixels.shape[:2])
+            pixels = pixels[top : top + height, left : left + width]
+            if self._rng.random() < 0.5:
+                self._resize(pixels, (SIDE, SIDE), dst=self._mirrored, interpolation=self._interpolation)
+                target[:] = self._mirrored[:, ::-1]
+                return
         if pixels.shape[:2] == (SIDE, SIDE):
             target[:] = pixels
         else:
             self._resize(pixels, (SIDE, SIDE), dst=target, interpolation=self._interpolation)
+
+    def _draw(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Top, left, height and width of a random crop, as `RandomResizedCrop` draws it."""
+        for _ in range(10):
+            area = height * width * self._rng.uniform(*CROP_SCALE)
+            ratio = np.exp(self._rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+            inner = round(np.sqrt(area / ratio)), round(np.sqrt(area * ratio))
+            if inner[0] <= height and inner[1] <= width:
+                return (
+                    int(self._rng.integers(height - inner[0] + 1)),
+                    int(self._rng.integers(width - inner[1] + 1)),
+                    *inner,
+                )
+        return 0, 0, height, width
 
 
 def decode_batch(decoder: ImageDecoder, images: Sequence[Any], texts: Sequence[Any], audios: Sequence[Any]) -> Decoded:

@@ -21,7 +21,7 @@ OURS = ("mult", "mstr")
 COLOURS = {"ours": "#1f6feb", "limit": "#b0b0b0", "other": "#e08a3c"}
 PLOTS = {
     "raw": ("random_all", "random_image_text", "random_text", "sequential_all", "sequential_text", "cold_random"),
-    "training": ("decoded_exact", "decoded_fast", "decoded_stored", "first_batch"),
+    "training": ("decoded_exact", "decoded_fast", "decoded_stored", "decoded_crop", "first_batch"),
     "files": ("open_warm", "open_cold", "write", "write_encoded", "size"),
 }
 

@@ -328,6 +328,13 @@ ROWS: dict[str, Row] = {
         measure=_decoded("stored"),
         files="stored",
     ),
+    "decoded_crop": Row(
+        title="The same, a random crop of each image resized to 224 x 224",
+        unit="samples/s",
+        cache="warm",
+        limits=("limit-libjpeg-turbo",),
+        measure=_decoded("crop"),
+    ),
     "first_batch": Row(
         title="From open to the first batch for training (exact)",
         unit="ms",

@@ -19,6 +19,7 @@ from benchmarks.loading.corpus import Corpus, Sample
 
 BATCH = 64  # samples
 SIDE = 224  # pixels: what images are decoded to
+CROP_SCALE = (0.35, 1.0)
 CORES = 2  # threads or worker processes that decode
 
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -129,7 +130,8 @@ class Adapter(ABC):
 
         Args:
             mode: ``exact``: decoded in full, then resized by areas; ``fast``: decoded at a fraction where that is
-                large enough, then resized bilinearly; ``stored``: of files made by `pack_at_size`.
+                large enough, then resized bilinearly; ``stored``: of files made by `pack_at_size`; ``crop``: a random
+                crop with a part of the area in `CROP_SCALE`, half of them mirrored, resized bilinearly.
             seed: of the order.
         """
         raise Unsupported("does not decode")

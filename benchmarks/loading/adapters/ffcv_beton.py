@@ -15,7 +15,17 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Columns, Decoded, Indices, Unsupported
+from benchmarks.loading.adapters.base import (
+    BATCH,
+    CORES,
+    CROP_SCALE,
+    SIDE,
+    Adapter,
+    Columns,
+    Decoded,
+    Indices,
+    Unsupported,
+)
 from benchmarks.loading.corpus import AUDIO_SAMPLES, MODALITIES, Corpus, Sample, pixels_at
 
 SCAN = 1024  # samples in one run of a scan
@@ -122,12 +132,17 @@ class FfcvLoader(Adapter):
             BytesDecoder,
             CenterCropRGBImageDecoder,
             NDArrayDecoder,
+            RandomResizedCropRGBImageDecoder,
             SimpleRGBImageDecoder,
         )
 
         if mode == "fast":
             raise Unsupported("decodes in full only")
-        image = SimpleRGBImageDecoder() if mode == "stored" else CenterCropRGBImageDecoder((SIDE, SIDE), ratio=1)
+        image: Any = CenterCropRGBImageDecoder((SIDE, SIDE), ratio=1)
+        if mode == "stored":
+            image = SimpleRGBImageDecoder()
+        elif mode == "crop":
+            image = RandomResizedCropRGBImageDecoder((SIDE, SIDE), scale=CROP_SCALE)  # without mirroring
         pipelines = {"image": [image], "text": [BytesDecoder()], "audio": [NDArrayDecoder()]}
         loader = self._loader(pipelines, shuffle=True, seed=seed)
         while True:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import mm_assets
-from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Columns, Decoded, Indices
+from benchmarks.loading.adapters.base import BATCH, CORES, CROP_SCALE, SIDE, Adapter, Columns, Decoded, Indices
 from benchmarks.loading.corpus import SAMPLE_RATE, Corpus, Sample
 from mm_assets.fields import AudioField, Encoded, Field, ImageField, ScalarField, TextField
 
@@ -96,7 +96,9 @@ class Mult(Adapter):
     def decoded(self, mode: str, *, seed: int) -> Iterator[Decoded]:
         """`MultimodalLoader` with two threads; checksums are verified, as by default."""
         settings: dict[str, Any] = {"channels": 3}
-        if mode != "stored":
+        if mode == "crop":
+            settings |= {"decode_size": [SIDE, SIDE], "decode_mode": "fast", "decode_crop": {"scale": CROP_SCALE}}
+        elif mode != "stored":
             settings |= {"decode_size": [SIDE, SIDE], "decode_mode": mode}
         rules = {
             "image": {"type": "stack"},
