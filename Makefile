@@ -31,7 +31,7 @@ help:
 	@echo "make screenshots  take the pictures of the documentation again, with chromium (two minutes)"
 	@echo "make wheels      build mm-assets and mm-assets-reader into dist/, and check what is in them"
 	@echo "make test-wheels install the built mm-assets in an environment of its own and run $(WHEEL_TESTS) of tests/e2e"
-	@echo "make interop     what other projects' libraries write and open, in an environment of their own (minutes, 6 GB)"
+	@echo "make interop     what other projects' libraries write and open, in environments of their own (minutes, 15 GB)"
 	@echo "make bench-interop DATA=folder  exports and imports, beside cp and the other projects' converters (20 minutes, 8 GB)"
 	@echo "make bench-loading DATA=folder  reading and writing, side by side with other projects (an hour, 30 GB)"
 	@echo "make bench-ingest DATA=folder   from tar shards to Parquet and packed files, beside NeMo Curator (an hour, 12 GB)"
@@ -120,14 +120,17 @@ test-wheels: wheels
 	cd dist && venv/bin/python -m pytest --config-file ../pyproject.toml --rootdir .. --numprocesses logical \
 	    --dist worksteal --wheels . $(WHEEL_TESTS:%=../tests/e2e/test_%.py)
 
-# In an environment of its own: the other projects' packages want versions of theirs.
+# In environments of their own: the other projects' packages want versions of theirs, and LeRobot's conflict with the rest.
 $(VENV)-interop/pip.done: tests/interop/requirements.txt
-	$(PYTHON) -m venv $(VENV)-interop
-	$(VENV)-interop/bin/pip install --quiet --requirement $<
+$(VENV)-lerobot/pip.done: tests/interop/requirements-lerobot.txt
+$(VENV)-interop/pip.done $(VENV)-lerobot/pip.done:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --requirement $<
 	@touch $@
 
-interop: $(VENV)/dev.done $(VENV)-interop/pip.done
-	$(BIN)/python -m pytest tests/interop --owners $(VENV)-interop/bin/python --results $(VENV)-interop/results.json
+interop: $(VENV)/dev.done $(VENV)-interop/pip.done $(VENV)-lerobot/pip.done
+	$(BIN)/python -m pytest tests/interop --owners $(VENV)-interop/bin/python --lerobot $(VENV)-lerobot/bin/python \
+	    --results $(VENV)-interop/results.json
 	$(BIN)/python tests/interop/page.py $(VENV)-interop/results.json
 
 bench-interop: $(VENV)/dev.done $(VENV)-interop/pip.done
@@ -155,7 +158,7 @@ bench-ingest: $(VENV)/dev.done
 	$(BIN)/python -m benchmarks.ingest --data "$(DATA)" --curator "$(DATA)/curator/bin/python"
 
 clean:
-	rm -rf $(VENV) $(VENV)-interop dist site
+	rm -rf $(VENV) $(VENV)-interop $(VENV)-lerobot dist site
 
 reset:
 	find dagster_home -mindepth 1 ! -name dagster.yaml -delete

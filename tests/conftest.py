@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The wheels under test, and what `tests/interop` needs."""
     parser.addoption("--wheels", metavar="FOLDER", help="test the wheels of this folder instead of building them")
     parser.addoption("--owners", metavar="PYTHON", help="run tests/interop with the libraries of this Python")
+    parser.addoption("--lerobot", metavar="PYTHON", help="run tests/interop with the LeRobot of this Python")
     parser.addoption("--results", metavar="FILE", help="write to this file what tests/interop compared")
 
 

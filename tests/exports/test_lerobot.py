@@ -32,7 +32,7 @@ from mm_assets.storage.files import SourceFile
 
 from ..pipeline.chain import declare, run_chain
 from ..sources.robots import FPS, clip
-from .export_suite import UNCHECKED, InterruptionError, contents, interrupt, open_files, payloads
+from .export_suite import UNCHECKED, InterruptionError, contents, interrupt, open_files, payloads, unsynced_folder
 from .export_suite import packed as pack
 
 CAMERA = "observation.images.top"
@@ -258,7 +258,6 @@ class TestLeRobot:
     )
     def test_any_arrays_come_back(
         self,
-        tmp_path_factory: pytest.TempPathFactory,
         keys: Sequence[str],
         lengths: Sequence[int],
         shape: tuple[int, ...],
@@ -266,11 +265,11 @@ class TestLeRobot:
         task: str | None,
     ) -> None:
         """Arrays of any type and shape are read back as they were written; the export itself checks that."""
-        folder = tmp_path_factory.mktemp("any")
         fields = {"action": NDArrayField(), "metadata": JSONField()}
         samples = {
             key: {"action": np.full((length, *shape), n, dtype), "metadata": {"task": task, "fps": 29.97}}
             for n, (key, length) in enumerate(zip(keys, lengths, strict=False))
         }
-        export(packed(folder / "a.mult", samples, fields), "lerobot", folder / "out", shard_samples=2)
-        assert sum(row["length"] for row in episodes(folder / "out")) == sum(lengths[: len(keys)])
+        with unsynced_folder() as folder:
+            export(packed(folder / "a.mult", samples, fields), "lerobot", folder / "out", shard_samples=2)
+            assert sum(row["length"] for row in episodes(folder / "out")) == sum(lengths[: len(keys)])

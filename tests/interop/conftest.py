@@ -1,6 +1,7 @@
 """What the tests of other projects' libraries share: their environment, what they wrote, and the results for the page.
 
-`make interop` runs them. They need ``--owners``, the Python of an environment of `requirements.txt`.
+`make interop` runs them. They need ``--owners``, the Python of an environment of `requirements.txt`, and ``--lerobot``,
+the Python of one of `requirements-lerobot.txt`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import platform
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import mm_assets
 from mm_assets.exports.export import export
 
 from ..pipeline.chain import declare, run_chain
+from .page import OWNERS
 
 SCRIPT = Path(__file__).with_name("owners.py")
 DEMO = {
@@ -39,39 +41,50 @@ LARGER = {
 }
 """Shards that are not in the repository: tests of them skip if they are not beside the checkout."""
 CORPORA = (*DEMO, "steps", *LARGER)
+REAL_EPISODES = "robotics/robotics-episodes-00000.tar"
+EPISODE_FORMATS = ("lerobot", "hdf5", "mcap")
+"""Formats whose samples are episodes."""
+FPS = 10
 SHARD_BYTES = 600_000  # so that exports of the demo shards have several shards
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
     """Without the other projects' Python there is nothing to test."""
-    return None if config.getoption("--owners") else True
+    return None if config.getoption("--owners") and config.getoption("--lerobot") else True
 
 
 class Interop:
     """The corpora, and each as a format's owner wrote it, packed and exported; everything is made once.
 
     Args:
-        python: of the environment that has the other projects' libraries.
+        owners: the Python of the environment that has the other projects' libraries.
+        lerobot: the Python of the environment that has LeRobot.
         folder: where all files go.
-        corpora: the tar of each.
+        corpora: the tar of each corpus of samples.
+        episodes: the tar of each corpus of episodes.
 
     Attributes:
+        corpora: the tar of each corpus.
         results: by test, format and corpus, what is equal.
     """
 
-    def __init__(self, python: str, folder: Path, corpora: Mapping[str, Path]) -> None:
-        self.corpora = corpora
+    def __init__(
+        self, owners: str, lerobot: str, folder: Path, corpora: Mapping[str, Path], episodes: Mapping[str, Path]
+    ) -> None:
+        self.corpora = {**corpora, **episodes}
         self.results: list[Sequence[Any]] = []
-        self._python = python
+        self._owners, self._lerobot = owners, lerobot
         self._folder = folder
-        self._read: dict[str, Mapping[str, Any]] = {}
+        self._episodes = episodes
+        self._read: dict[tuple[str, str], Mapping[str, Any]] = {}
 
-    def run(self, *arguments: str) -> str:
-        """Runs `owners.py`, and returns what it prints."""
+    def run(self, command: str, *arguments: str) -> str:
+        """Runs `owners.py` for the format or package that is the first argument, and returns what it prints."""
         home = str(self._folder / "home")
         offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": home, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+        python = self._lerobot if arguments[0] == "lerobot" else self._owners
         process = subprocess.run(
-            [self._python, str(SCRIPT), *arguments],
+            [python, str(SCRIPT), command, *arguments],
             env={**os.environ, **offline, "HOME": home},
             capture_output=True,
             text=True,
@@ -82,16 +95,22 @@ class Interop:
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
-        """The version of each package of the environment."""
-        result: Mapping[str, str] = json.loads(self.run("versions"))
-        return result
+        """The version of each package of both environments."""
+        packages = sorted({*OWNERS.values()} - {"python", "lerobot"})
+        return {**json.loads(self.run("versions", "lerobot")), **json.loads(self.run("versions", *packages))}
+
+    def _corpora_of(self, format: str) -> Sequence[str]:
+        """Returns the names of the corpora that a format's owner writes and reads."""
+        return [name for name in self.corpora if (name in self._episodes) == (format in EPISODE_FORMATS)]
 
     def written(self, format: str, corpus: str) -> Path:
         """Returns the folder of a corpus as the owner of a format wrote it."""
         folder = self._folder / "written" / format
         if not folder.exists():
-            pairs = [text for name, shard in self.corpora.items() for text in (str(shard), str(folder / name))]
-            self.run("write", format, *pairs)
+            names = self._corpora_of(format)
+            self.run(
+                "write", format, *(text for name in names for text in (str(self.corpora[name]), str(folder / name)))
+            )
         return folder / corpus
 
     def packed(self, shards: Path, name: str) -> Path:
@@ -120,12 +139,24 @@ class Interop:
         """Returns the folder of a corpus' own tar, packed and exported."""
         return self.exported(self.packed_tar(corpus), format, f"tar/{format}/{corpus}")
 
+    def read_folders(self, format: str, folders: Sequence[Path]) -> Mapping[str, Any]:
+        """Returns the samples of folders, as the format's owner reads them."""
+        samples: Mapping[str, Any] = json.loads(self.run("read", format, *map(str, folders)).splitlines()[-1])
+        return samples
+
     def read(self, format: str, corpus: str) -> Sequence[Any]:
         """Returns the samples of an export of a corpus, as the format's owner reads them."""
-        if format not in self._read:
-            folders = [str(self.exported_tar(format, name)) for name in self.corpora]
-            self._read[format] = json.loads(self.run("read", format, *folders).splitlines()[-1])
-        samples: Sequence[Any] = self._read[format][str(self.exported_tar(format, corpus))]
+        return self._read_from(self.exported_tar, format, corpus)
+
+    def read_written(self, format: str, corpus: str) -> Sequence[Any]:
+        """Returns the samples of a corpus that the format's owner wrote, as it reads them."""
+        return self._read_from(self.written, format, corpus)
+
+    def _read_from(self, folder_of: Callable[[str, str], Path], format: str, corpus: str) -> Sequence[Any]:
+        key = (folder_of.__name__, format)
+        if key not in self._read:
+            self._read[key] = self.read_folders(format, [folder_of(format, name) for name in self._corpora_of(format)])
+        samples: Sequence[Any] = self._read[key][str(folder_of(format, corpus))]
         return samples
 
 
@@ -162,6 +193,57 @@ def steps(path: Path, photographs: Path) -> Path:
     return path
 
 
+def episodes(path: Path, photographs: Path) -> Path:
+    """Writes a tar of robot episodes: moving pictures as a video and as images, with arrays and a task."""
+    numbers = np.random.default_rng(0)
+    with tarfile.open(photographs) as source, tarfile.open(path, "w") as target:
+        pictures = (member for member in source if member.name.endswith(".png"))
+        for number, (length, member) in enumerate(zip((12, 5, 23), pictures, strict=False)):
+            file = source.extractfile(member)
+            assert file is not None
+            picture = Image.open(file).convert("RGB")
+            views = {
+                size: [np.roll(np.asarray(picture.resize(size)), 3 * n, axis=1) for n in range(length)]
+                for size in ((96, 64), (32, 24))
+            }
+            values = {"task": f"follow the drawing {number % 2}", "fps": FPS, "robot_type": "arm"}
+            contents = {"json": json.dumps(values).encode(), "observation.images.top.mp4": encode_video(views[96, 64])}
+            arrays = {
+                "observation.state": numbers.normal(size=(length, 7)).astype(np.float32),
+                "action": numbers.normal(size=(length, 2, 3)),
+                "next.done": np.arange(length) == length - 1,
+                "timestamp": (np.arange(length) / FPS).astype(np.float32),
+            }
+            for name, array in arrays.items():
+                data = io.BytesIO()
+                np.save(data, array)
+                contents[f"{name}.npy"] = data.getvalue()
+            for frame, view in enumerate(views[32, 24]):
+                data = io.BytesIO()
+                Image.fromarray(view).save(data, "png")
+                contents[f"observation.images.wrist.{frame}.png"] = data.getvalue()
+            for suffix, content in contents.items():
+                added = tarfile.TarInfo(f"episode_{number:06d}.{suffix}")
+                added.size = len(content)
+                target.addfile(added, io.BytesIO(content))
+    return path
+
+
+def encode_video(frames: Sequence[np.ndarray]) -> bytes:
+    """Returns an MP4 of frames."""
+    import av
+
+    target = io.BytesIO()
+    with av.open(target, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=FPS)
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    return target.getvalue()
+
+
 @pytest.fixture(scope="session")
 def interop(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_shards: Path
@@ -173,7 +255,10 @@ def interop(
     shards["steps"] = steps(folder / "steps.tar", shards["captions"])
     shards |= {name: larger / shard for name, shard in LARGER.items() if (larger / shard).exists()}
     corpora = {name: in_order(folder / f"{name}-in-order.tar", shard) for name, shard in shards.items()}
-    interop = Interop(request.config.getoption("--owners"), folder, corpora)
+    robots = {"episodes": episodes(folder / "episodes.tar", shards["captions"])}
+    robots |= {"real episodes": larger / REAL_EPISODES} if (larger / REAL_EPISODES).exists() else {}
+    options = (request.config.getoption(name) for name in ("--owners", "--lerobot"))
+    interop = Interop(*options, folder, corpora, robots)
     yield interop
     if path := request.config.getoption("--results"):
         versions = {"mm_assets": mm_assets.__version__, "ours": platform.python_version(), **interop.versions}

@@ -1,18 +1,19 @@
 """Writes samples with the library that owns a format, and reads exports with it.
 
-Run by the Python of the environment of `requirements.txt`, which lacks this project::
+Run by the Python of an environment of `requirements.txt` or `requirements-lerobot.txt`, which lack this project::
 
     python owners.py write FORMAT SHARD FOLDER    the samples of a tar, to a folder
     python owners.py read FORMAT FOLDER           the samples of a folder, as JSON
-    python owners.py versions
+    python owners.py versions PACKAGE             the versions of packages, as JSON
 
 Several pairs of SHARD and FOLDER, or several folders, are done by one process. A sample that is read is its key and, by
 suffix, the digest of each member: of its bytes, of the dtype, shape and numbers of an array, and of what is decoded,
-pixels or audio samples.
+pixels or audio samples. An episode of LeRobot is its task, the digests of its arrays, and thumbnails of its frames.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib.metadata
 import io
@@ -33,6 +34,8 @@ SHARD_BYTES = 200_000  # so that exports of the demo shards and what owners writ
 IMAGES = frozenset({"png", "jpg", "jpeg", "tiff"})
 AUDIO = frozenset({"wav", "flac"})
 TEXTS = frozenset({"txt", "json"})
+THUMBNAIL_PIXELS = 32  # along the longer side, at least
+DELTA_STEP = 10  # frames from one to the next that is read with the frame before it
 
 
 # -- digests
@@ -430,18 +433,173 @@ def read_lance(folder: Path) -> Iterator[Described]:
         yield members_of_row(row)
 
 
-PACKAGES = ("webdataset", "megatron-energon", "mosaicml-streaming", "litdata", "datasets", "pyarrow", "pylance")
+# -- episodes: samples whose arrays and cameras have an item for each frame
 
 
-def versions() -> Mapping[str, str]:
+def arrays_of(sample: Sample) -> dict[str, np.ndarray]:
+    """Returns the arrays of an episode by their names."""
+    files = {suffix.removesuffix(".npy"): data for suffix, data in sample.items() if suffix.endswith(".npy")}
+    return {name: np.load(io.BytesIO(data)) for name, data in files.items()}
+
+
+def pictures_of(sample: Sample) -> dict[str, list[bytes]]:
+    """Returns the encoded pictures of each camera, in the order of their frames."""
+    cameras: dict[str, dict[int, bytes]] = {}
+    for suffix, data in sample.items():
+        name, _, number = suffix.rpartition(".")[0].rpartition(".")
+        if suffix.rpartition(".")[2] in IMAGES and number.isdecimal():
+            cameras.setdefault(name, {})[int(number)] = data
+    return {name: [pictures[number] for number in sorted(pictures)] for name, pictures in cameras.items()}
+
+
+def decoded_pictures(pictures: Iterable[bytes]) -> np.ndarray:
+    """Returns the pixels of encoded pictures: (frames, height, width, 3)."""
+    from PIL import Image
+
+    return np.stack([np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")) for picture in pictures])
+
+
+def decoded_video(content: bytes) -> np.ndarray:
+    """Returns the pixels of a video: (frames, height, width, 3)."""
+    import av
+
+    with av.open(io.BytesIO(content)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def thumbnails(frames: np.ndarray) -> list[Any]:
+    """Returns the means of square blocks of pixels of each frame; of small frames each pixel."""
+    count, height, width, channels = frames.shape
+    side = max(height, width) // THUMBNAIL_PIXELS
+    height, width = height // side, width // side
+    blocks = frames[:, : height * side, : width * side].reshape(count, height, side, width, side, channels)
+    means: list[Any] = blocks.mean(axis=(2, 4)).round().astype(int).tolist()
+    return means
+
+
+def describe_array(array: np.ndarray) -> list[Any]:
+    """Returns the digest of an array (frames, columns) in the type that LeRobot returns: float32, int64 or bool."""
+    kind = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.bool_}[array.dtype.kind]
+    return describe("npy", array.reshape(len(array), -1).astype(kind))
+
+
+def write_lerobot(samples: list[Sample], folder: Path) -> None:
+    """Writes episodes frame by frame: LeRobot encodes the cameras, and sets the clock."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    episodes = []
+    for sample in samples:
+        arrays = {name: array for name, array in arrays_of(sample).items() if name != "timestamp"}
+        images = {name: decoded_pictures(pictures) for name, pictures in pictures_of(sample).items()}
+        videos = {s.removesuffix(".mp4"): decoded_video(data) for s, data in sample.items() if s.endswith(".mp4")}
+        episodes.append((arrays, images, videos, json.loads(sample["json"])))
+    kinds = {"image": episodes[0][1], "video": episodes[0][2]}
+    features: dict[str, Any] = {
+        name: {"dtype": kind, "shape": frames.shape[1:], "names": ["height", "width", "channels"]}
+        for kind, cameras in kinds.items()
+        for name, frames in cameras.items()
+    }
+    for name, array in episodes[0][0].items():
+        features[name] = {"dtype": array.dtype.name, "shape": array.shape[1:] or (1,), "names": None}
+    first = episodes[0][3]
+    first = {**first.get("info", {}), **first}
+    folder.rmdir()  # it makes the folder itself
+    dataset = LeRobotDataset.create(
+        "user/name", fps=int(first["fps"]), features=features, root=folder, robot_type=first["robot_type"]
+    )
+    for arrays, images, videos, values in episodes:
+        columns = {**arrays, **images, **videos}
+        for row in zip(*columns.values(), strict=True):
+            frame = {name: np.atleast_1d(value) for name, value in zip(columns, row, strict=True)}
+            dataset.add_frame({**frame, "task": values["task"]})
+        dataset.save_episode()
+    dataset.finalize()
+
+
+def read_lerobot(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yields the episodes, and of some frames the features of the frame before, which `delta_timestamps` ask for."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    dataset = LeRobotDataset("user/name", root=folder, video_backend="pyav")
+    counters = ("frame_index", "episode_index", "index", "task_index")
+    names = [name for name in dataset.features if name not in counters]
+    deltas = {name: [-1 / dataset.fps, 0] for name in names if name != "timestamp"}  # by which it finds frames
+    pairs = LeRobotDataset("user/name", root=folder, video_backend="pyav", delta_timestamps=deltas)
+    bounds = zip(dataset.meta.episodes["dataset_from_index"], dataset.meta.episodes["dataset_to_index"], strict=True)
+    end = 0
+    for number, (start, end) in enumerate(bounds):
+        items = [dataset[index] for index in range(start, end)]
+        assert [int(item["frame_index"]) for item in items] == list(range(end - start))
+        assert {int(item["episode_index"]) for item in items} == {number}
+        before = [pairs[index] for index in range(start, end, DELTA_STEP)]
+        assert [bool(item["action_is_pad"][0]) for item in before] == [True] + [False] * (len(before) - 1)
+        yield {
+            "task": sorted({item["task"] for item in items}),
+            "frames": {name: described_feature(dataset, name, [item[name] for item in items]) for name in names},
+            "before": {name: described_feature(dataset, name, [item[name][0] for item in before]) for name in deltas},
+        }
+    assert len(dataset) == end
+
+
+def described_feature(dataset: Any, name: str, values: list[Any]) -> list[Any]:
+    """Returns the digest of the values of a feature in some frames, or thumbnails of a camera."""
+    array = np.stack([value.numpy() for value in values])
+    if name in dataset.meta.camera_keys:
+        return thumbnails((array.transpose(0, 2, 3, 1) * 255).round().astype(np.uint8))
+    return describe_array(array)
+
+
+def write_hdf5(samples: list[Sample], folder: Path) -> None:
+    """Writes a file for each episode: arrays, encoded pictures, and values of the JSON as attributes."""
+    import h5py
+
+    for sample in samples:
+        with h5py.File(folder / f"{sample['__key__']}.hdf5", "w") as file:
+            for name, value in json.loads(sample["json"]).items():
+                file.attrs[name] = json.dumps(value) if isinstance(value, dict) else value
+            for name, array in arrays_of(sample).items():
+                file[name.replace(".", "/")] = array
+            for name, pictures in pictures_of(sample).items():
+                padded = np.array(pictures)  # with zeros at the end
+                file[name.replace(".", "/")] = padded.view(np.uint8).reshape(len(pictures), -1)
+
+
+def write_mcap(samples: list[Sample], folder: Path) -> None:
+    """Writes a recording for each episode: a topic for each array and each camera, with messages in JSON."""
+    from mcap.writer import Writer
+
+    for sample in samples:
+        with (folder / f"{sample['__key__']}.mcap").open("wb") as file:
+            writer = Writer(file)
+            writer.start()
+            arrays = arrays_of(sample)
+            times = [round(float(seconds) * 1e9) for seconds in arrays.pop("timestamp")]
+            topics: dict[str, tuple[str, list[Any]]] = {
+                name: ("Values", [{"value": row} for row in array.tolist()]) for name, array in arrays.items()
+            }
+            for name, pictures in pictures_of(sample).items():
+                messages = [{"format": "png", "data": base64.b64encode(picture).decode()} for picture in pictures]
+                topics[name] = ("foxglove.CompressedImage", messages)
+            for name, (schema, messages) in topics.items():
+                described = writer.register_schema(schema, encoding="jsonschema", data=b"{}")
+                channel = writer.register_channel(f"/{name.replace('.', '/')}", "json", described)
+                for time, message in zip(times, messages, strict=True):
+                    writer.add_message(channel, log_time=time, publish_time=time, data=json.dumps(message).encode())
+            writer.finish()
+
+
+# -- the command
+
+
+def versions(packages: Iterable[str]) -> Mapping[str, str]:
     """Returns the version of each package."""
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in PACKAGES}}
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
 
 
 def main(command: str, *arguments: str) -> None:
     """Runs a command."""
     if command == "versions":
-        json.dump(versions(), sys.stdout)
+        json.dump(versions(arguments), sys.stdout)
         return
     function: Callable[..., Any] = globals()[f"{command}_{arguments[0]}"]
     if command == "write":

@@ -22,29 +22,37 @@ OWNERS = {
     "arrow": "datasets",
     "parquet": "pyarrow",
     "lance": "pylance",
+    "lerobot": "lerobot",
+    "hdf5": "h5py",
+    "mcap": "mcap",
 }
 """The package that writes and reads each format."""
-TITLES = {"arrow": "Arrow, by `save_to_disk`", "zip": "ZIP", "folder": "folder of files"}
+TITLES = {
+    "arrow": "Arrow, by `save_to_disk`",
+    "zip": "ZIP",
+    "folder": "folder of files",
+    "hdf5": "HDF5",
+    "mcap": "MCAP",
+}
 
 
 def table(results: Mapping[str, Any]) -> str:
     """Returns the rows of formats: how many data sets were equal in each test."""
     versions = results["versions"]
     equal = Counter((test, format) for test, format, _ in results["results"])
-    sources: Counter[str] = Counter()
-    pairs: Counter[str] = Counter()
+    sources: dict[str, list[str]] = {}
     for test, name, _ in results["results"]:
         if test == "pair":
             source, format = name.split()
-            pairs[format] += 1
-            sources[source] += 1
+            sources.setdefault(format, []).append(source)
     lines = [
         "| format | library | written by it and packed here | exported here and opened by it | packed again |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
     for format, package in OWNERS.items():
         exported = f"{equal['opened', format]} equal" if equal["opened", format] else "not an export"
-        again = f"{pairs[format]} equal, of {len(sources)} sources" if pairs[format] else ""
+        pairs = sources.get(format, ())
+        again = f"{len(pairs)} equal, of {len(set(pairs))} sources" if pairs else ""
         title = TITLES.get(format, f"[`{format}`](exports.md#{format})")
         written = f"{equal['packed', format]} equal"
         lines.append(f"| {title} | {package} {versions[package]} | {written} | {exported} | {again} |")

@@ -375,6 +375,7 @@ def test_columns_of_other_bytes_are_named(tmp_path: Path) -> None:
     assert "the bytes in column 'digest' are not read" in stream.notes[0]
 
 
+@pytest.mark.nightly_examples(10_000)
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_cell_is_read_from_its_locator(tmp_path: Path, data: st.DataObject) -> None:
@@ -413,6 +414,8 @@ def test_values_that_python_cannot_hold_refuse_the_list(tmp_path: Path) -> None:
 
 
 # -- tables with a row per sample
+
+TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6) | st.sampled_from(["a.jpg", "in/b.wav", "k", "1"])
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -459,6 +462,19 @@ def test_a_row_may_be_a_sample(
     rows, rejects, _ = read(table(tmp_path / f"t{suffix}", [row]))
     assert rejects == []
     assert items(rows, tmp_path) == expected
+
+
+@pytest.mark.nightly_examples(10_000)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.fixed_dictionaries({"id": TEXTS, "file_name": TEXTS, "text": TEXTS}), min_size=1, max_size=4))
+def test_any_table_has_the_same_rows_in_every_format(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    """Whatever the texts of ids, paths and captions are, CSV, TSV, JSONL and Parquet give the same rows and rejects."""
+    found = []
+    for suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
+        read_rows, rejects, _ = read(table(tmp_path / f"t{suffix}", rows))
+        reasons = [(reject["reason"], reject["sample_id"]) for reject in rejects]
+        found.append((items(read_rows, tmp_path), reasons))
+    assert found == [found[0]] * 4
 
 
 def test_ids_of_tables_in_several_folders_differ(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mm_assets.errors import ShardError
 from mm_assets.rows.base import row_sources, shard_kinds
@@ -24,6 +26,7 @@ from mm_assets.storage.listing import expand_shards
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import png, table
 from .members import JPEG, contents
+from .tables import entries, tables
 
 TABLE = pa.table(
     {
@@ -38,12 +41,12 @@ TABLE = pa.table(
 )
 
 
-def arrow_bytes(*, is_file: bool = False, rows: int = 5) -> bytes:
-    """The table in several record batches."""
+def arrow_bytes(table: pa.Table = TABLE, *, is_file: bool = False, rows: int = 5) -> bytes:
+    """A table in several record batches."""
     target = io.BytesIO()
     new = pa.ipc.new_file if is_file else pa.ipc.new_stream
-    with new(target, TABLE.schema) as writer:
-        writer.write_table(TABLE, max_chunksize=rows)
+    with new(target, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
     return target.getvalue()
 
 
@@ -63,6 +66,19 @@ def test_members_are_those_of_the_same_table_in_parquet(tmp_path: Path, is_file:
     assert not any(
         ArrowSource.accepts(head) for head in (b"", b"\xff\xff\xff\xff", bytes(16), b"\xff" * 16, b"PAR1" * 4)
     )
+
+
+@pytest.mark.nightly_examples(10_000)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tables(), st.integers(1, 5), st.booleans())
+def test_any_table_has_the_members_of_parquet(tmp_path: Path, table: pa.Table, rows: int, is_file: bool) -> None:
+    """Whatever columns, values and batches there are, entries and contents are those of a Parquet file of the rows."""
+    pq.write_table(table, tmp_path / "t.parquet")
+    with SourceFile(str(tmp_path / "t.parquet")) as file:
+        expected = entries(ParquetSource(file))
+    source = source_of(tmp_path, arrow_bytes(table, is_file=is_file, rows=rows))
+    assert entries(source) == expected
+    source.file.close()
 
 
 def test_a_saved_dataset_is_packed(tmp_path: Path) -> None:

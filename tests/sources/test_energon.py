@@ -26,10 +26,17 @@ from mm_assets.testing import SourceSuite
 
 from ..pipeline.chain import declare, run_chain
 from .members import SAMPLE_FILES
+from .tables import entries
 from .tars import build
 
 OWNER = Path(__file__).parent / "owners" / "energon"
 Files = Sequence[tuple[str, bytes]]
+SAMPLES = st.dictionaries(
+    st.text("ab_-é\n /", min_size=1, max_size=6).filter(lambda key: not key.startswith(("/", "__")) and key[-1] != "/"),
+    st.dictionaries(st.text("aB0.é ", min_size=1, max_size=4), st.binary(max_size=600), min_size=1, max_size=3),
+    max_size=4,
+)
+"""Contents by suffix of samples by key."""
 
 
 def prepare(folder: Path, counts: dict[str, int], **split: Any) -> None:
@@ -143,6 +150,17 @@ class TestReading:
         with pytest.raises(ShardError) as caught:
             self.members(tmp_path / "s.tar")
         assert message in str(caught.value)
+
+    @pytest.mark.nightly_examples(10_000)
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(SAMPLES)
+    def test_any_samples_are_those_of_the_tar(self, tmp_path: Path, samples: dict[str, dict[str, bytes]]) -> None:
+        """Whatever keys and files the listed samples have, entries and contents are those of the tar itself."""
+        files = [(f"{key}.{suffix}", data) for key, sample in samples.items() for suffix, data in sample.items()]
+        (tmp_path / "s.tar").write_bytes(build(files))
+        prepare(tmp_path, {"s.tar": len(samples)})
+        with SourceFile(str(tmp_path / "s.tar")) as file:
+            assert entries(EnergonSource(file)) == entries(TarSource(file))
 
     @pytest.mark.nightly_examples(10_000)
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

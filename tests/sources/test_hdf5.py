@@ -153,6 +153,7 @@ class TestMembers:
             "attributes": {"obs": {"unit": "mm"}, "obs.depth": {"scale": 0.5}},
         }
 
+    @pytest.mark.nightly_examples(10_000)
     @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_arrays_come_back(self, tmp_path: Path, data: st.DataObject) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mm_assets
@@ -21,12 +23,14 @@ from mm_assets.sources.arrow_rows import ArrowRows
 from mm_assets.sources.lance import LanceSource
 from mm_assets.sources.lance_manifest import read_fragments, version_of
 from mm_assets.sources.member import ShardDamage
+from mm_assets.sources.parquet import ParquetSource
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile, description_of, expand_shards
 
 from ..pipeline.chain import declare, run_chain
 from .lance_files import change, write, write_references
 from .members import JPEG, PNG, contents, image
+from .tables import entries, tables
 
 pytest.importorskip("lance", reason="the lance extra is not installed")
 
@@ -70,6 +74,23 @@ class TestMembers:
             "c.png": PNG,
         }
         assert [member.ordinal for member in source.members()] == list(range(5))
+
+    @pytest.mark.nightly_examples(10_000)
+    @settings(max_examples=20, deadline=None)
+    @given(table=tables())
+    def test_any_table_has_the_members_of_parquet(
+        self, tmp_path_factory: pytest.TempPathFactory, table: pa.Table
+    ) -> None:
+        """Whatever columns and values there are, entries and contents are those of a Parquet file of the rows."""
+        folder = tmp_path_factory.mktemp("any")
+        pq.write_table(table, folder / "t.parquet")
+        write(folder / "x.lance", table)
+        with SourceFile(str(folder / "t.parquet")) as file:
+            expected = entries(ParquetSource(file))
+        source = source_of(folder / "x.lance")
+        assert entries(source) == expected
+        source.file.close()
+        shutil.rmtree(folder)
 
     @pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
     def test_blobs_are_ranges_of_the_file(self, tmp_path: Path, version: str) -> None:

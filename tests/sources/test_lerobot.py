@@ -160,6 +160,7 @@ class TestMembers:
         assert [frames(found[f"episode_{n:06d}.{CAMERA}.mp4"]) for n in range(4)] == [frames(c) for c in clips]
         assert contents(paths) == found
 
+    @pytest.mark.nightly_examples(10_000)
     @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_arrays_come_back(self, tmp_path: Path, data: st.DataObject) -> None:

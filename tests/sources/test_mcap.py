@@ -250,6 +250,7 @@ class TestMembers:
         assert len(set(members)) == len(members) == 15
         assert {"f.a.npy", "f.a%23%23.npy", "f.a%2Eb.npy", "f.a.b.npy", "f.%.npy"} - set(members) == {"f.a%23%23.npy"}
 
+    @pytest.mark.nightly_examples(10_000)
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_numbers_come_back_in_the_order_of_their_times(self, tmp_path: Path, data: st.DataObject) -> None:

@@ -323,6 +323,7 @@ class TestMembers:
             *(None, [], None, {"x": None}, None, None),
         )
 
+    @pytest.mark.nightly_examples(10_000)
     @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_any_table_comes_back(self, tmp_path: Path, data: st.DataObject) -> None:

@@ -117,6 +117,7 @@ def test_truncation_is_damage_at_every_length() -> None:
             assert [m.member for m in found_in(cut)] == whole
 
 
+@pytest.mark.nightly_examples(10_000)
 @settings(deadline=None, max_examples=80)
 @given(
     files=st.lists(st.tuples(names, st.binary(max_size=1500)), max_size=8),
