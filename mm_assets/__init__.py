@@ -30,10 +30,12 @@ from mm_assets.errors import (
 )
 from mm_assets.fields import register_field
 from mm_assets.formats import convert
+from mm_assets.loading.budget import Budget
 from mm_assets.loading.collate import MultimodalCollator, Ragged
 from mm_assets.loading.loader import LoaderStats, MultimodalLoader
 from mm_assets.loading.mixing import MixedLoader, mix
 from mm_assets.loading.order import Blocks
+from mm_assets.loading.sequence_packer import SequencePacker
 
 if TYPE_CHECKING:
     from mm_assets.dataset.add_stream import add_stream as add_stream
@@ -46,6 +48,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Blocks",
+    "Budget",
     "CollateError",
     "ConfigError",
     "CorruptError",
@@ -64,6 +67,7 @@ __all__ = [
     "MultimodalLoader",
     "Ragged",
     "SchemaMismatchError",
+    "SequencePacker",
     "ShardError",
     "SourceError",
     "TruncatedError",

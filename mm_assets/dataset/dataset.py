@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from mm_assets.dataset.notebook import ShownSample
 
+_BLOCK = 4096  # samples whose payloads are located together
+
 __all__ = ["Batch", "Dataset", "DatasetWriter", "create", "open"]
 
 
@@ -328,6 +330,45 @@ class Dataset:
         from mm_assets.dataset.selection import scan_columns
 
         return scan_columns(self._files, self.names, self._fields.known, columns)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Returns a number of every sample's metadata, such as ``audio.num_frames`` or ``size_image``.
+
+        Args:
+            name: an entry of a modality's metadata record, or another column of the table `samples` (see `filter`).
+
+        Returns:
+            (len,) in the order of the samples, of the entry's type; 0 where the modality is absent.
+
+        Raises:
+            KeyError: not a column of numbers.
+            FormatError: a file is damaged.
+        """
+        from mm_assets.dataset.selection import number_column
+
+        return number_column(self._files, self.names, self._fields.known, name)
+
+    def item_tables(
+        self, name: str, indices: Indices
+    ) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.void]] | None]:
+        """The positions and metadata records of the items in each value of a modality of sequences, without their data.
+
+        Of a remote file, each sample takes a request.
+
+        Args:
+            name: a modality whose field has an `item_field`; `KeyError` for an unknown one.
+            indices: the samples.
+
+        Yields:
+            for each sample (n,) positions and (n,) records of the inner field's `metadata_type`; None if absent.
+        """
+        self._fields.check_name(name)
+        field = self.fields[name]
+        if field.item_field is None:
+            raise SchemaMismatchError(f"{self.path}: {name} is of {type(field).__name__}, whose values have no items")
+        for start in range(0, len(indices), _BLOCK):
+            for payload in self._raw.stored(indices[start : start + _BLOCK], [name])[name]:
+                yield None if payload is None else field.item_table(payload.metadata(), payload)
 
     def item_records(self, name: str, indices: Indices) -> npt.NDArray[np.void]:
         """The metadata records of the items of a modality of sequences; of local files none of their data is read.

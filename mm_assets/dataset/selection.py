@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-__all__ = ["matching_rows", "plain_columns", "scan_columns", "split_rows"]
+__all__ = ["matching_rows", "number_column", "plain_columns", "scan_columns", "split_rows"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -127,6 +127,31 @@ def plain_columns(names: Sequence[str], fields: Mapping[str, Field]) -> dict[str
             entry = column.record[name]
             if not entry.shape:
                 found[f"{column.name}.{name}"] = column.name, "string" if entry.kind == "S" else entry.name
+    return found
+
+
+def number_column(files: OpenFiles, names: Sequence[str], fields: Mapping[str, Field], chosen: str) -> npt.NDArray[Any]:
+    """One number of every sample; see `Dataset.column`."""
+    known = {
+        name: (column, np.dtype(kind))
+        for name, (column, kind) in plain_columns(names, fields).items()
+        if kind != "string" and name != _INDEX
+    }
+    if chosen not in known:
+        raise KeyError(f"no column of numbers {chosen!r}, there are {', '.join(known)}")
+    column_name, dtype = known[chosen]
+    column = next(column for column in _columns(names, fields) if column.name == column_name)
+    found = np.zeros(files.num_samples, dtype)
+    for reader, rows, local in files.pieces():
+        if column.kind == "present":
+            found[rows] = reader.presence(column.modality)[local]
+        elif column.record is not None:
+            records = np.ascontiguousarray(reader.records(column.modality)[local]).view(column.record).reshape(-1)
+            found[rows] = records[chosen[len(column_name) + 1 :]]
+        else:
+            sizes = reader.sizes(column.modality)[local].astype(np.int64)
+            # An absent sample has no record either.
+            found[rows] = np.maximum(sizes - _record_size(reader, column.modality), 0)
     return found
 
 
@@ -280,15 +305,18 @@ class _Piece:
         if column.record is not None:
             records = np.ascontiguousarray(self._column("records", column.modality)[local])
             return _records_column(records.view(column.record).reshape(-1), present)
-        spec = next(spec for spec in self._reader.modalities if spec.name == column.modality)
-        sizes = self._column("sizes", column.modality)[local].astype(np.int64) - spec.metadata_size
-        return pa.array(sizes, mask=~present)
+        sizes = self._column("sizes", column.modality)[local].astype(np.int64)
+        return pa.array(sizes - _record_size(self._reader, column.modality), mask=~present)
 
     def _column(self, what: Literal["presence", "sizes", "records"], modality: str) -> npt.NDArray[Any]:
         key = what, modality
         if key not in self._whole:
             self._whole[key] = getattr(self._reader, what)(modality)
         return self._whole[key]
+
+
+def _record_size(reader: Reader, modality: str) -> int:
+    return next(spec.metadata_size for spec in reader.modalities if spec.name == modality)
 
 
 def _record_names(record: np.dtype[np.void]) -> list[str]:

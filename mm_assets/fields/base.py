@@ -29,7 +29,7 @@ from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
 from mm_assets.fields.arrow import list_column, list_type
 from mm_assets.fields.facts import Fact
 from mm_assets.fields.records import record_struct
-from mm_assets.fields.shown import Shown, ShownFile, ShownValue, StoredBytes
+from mm_assets.fields.shown import RangedBytes, Shown, ShownFile, ShownValue, StoredBytes
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe
 
@@ -298,6 +298,20 @@ class Field(ABC):
             FormatError: the payload is damaged.
         """
         yield 0, metadata, data
+
+    def item_table(self, metadata: Buffer, stored: RangedBytes) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.void]]:
+        """Positions, (n,), and metadata records, (n,), of the items of an `item_field`, not decoded.
+
+        Raises:
+            FormatError: the payload is damaged.
+        """
+        if self.item_field is None:
+            raise TypeError(f"{type(self).__name__} values have no items")
+        positions, records = [], []
+        for position, record, _ in self.item_payloads(metadata, stored.read(0, stored.size)):
+            positions.append(position)
+            records.append(bytes(record))
+        return np.array(positions, np.int32), np.frombuffer(b"".join(records), self.item_field.metadata_type)
 
     def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Fact]:
         """The facts of time and place in a payload, of the kinds that `FACTS` names.

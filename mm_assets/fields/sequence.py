@@ -10,12 +10,13 @@ from struct import pack, unpack_from
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, FormatError, LimitError, MediaError
 from mm_assets.fields.array_spec import as_bytes_view
 from mm_assets.fields.base import JSON, PAYLOAD, Encoded, Field, Item, config_error, corrupt, truncated
 from mm_assets.fields.registry import field_from_config
-from mm_assets.fields.shown import Shown, ShownList, StoredBytes
+from mm_assets.fields.shown import RangedBytes, Shown, ShownList, StoredBytes
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe
 
@@ -168,6 +169,12 @@ class SequenceField(Field):
         items = self._open(metadata, data)
         yield from map(items.payload, range(len(items)))
 
+    def item_table(
+        self, metadata: Buffer | np.void, stored: RangedBytes
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.void]]:
+        """Return the items' positions and metadata records, reading only the tables before their data."""
+        return self._open_tables(metadata, stored).table(self.inner.metadata_type)
+
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
         """Return each item's position and data."""
         for position, _, content in self.item_payloads(metadata, data):
@@ -183,7 +190,7 @@ class SequenceField(Field):
         tables_size = _starts(num_items, size)[2]
         if min(tables_size, stored.size) > _MAX_SHOWN_TABLES:
             raise MediaError(PAYLOAD, f"has {num_items:,} items, too many to be listed for a look at them")
-        items = self._open(metadata, stored.read(0, min(tables_size, stored.size)), size=stored.size)
+        items = self._open_tables(metadata, stored)
         return ShownList(items=self._shown_items(items, stored), count=len(items))
 
     def _shown_items(self, items: _Items, stored: StoredBytes) -> Iterator[tuple[int, StoredBytes, Shown]]:
@@ -198,6 +205,11 @@ class SequenceField(Field):
         if (type_id, metadata_size) != expected:
             raise corrupt("items are not of the field's type", found=(type_id, metadata_size), expected=expected)
         return _Items(num_items, metadata_size, as_bytes_view(data), size)
+
+    def _open_tables(self, metadata: Buffer | np.void, stored: RangedBytes) -> _Items:
+        """Opens the tables before the items' data, which is not read."""
+        tables_size = _starts(self._unpack_record(metadata)[0], self.inner.metadata_type.itemsize)[2]
+        return self._open(metadata, stored.read(0, min(tables_size, stored.size)), size=stored.size)
 
     def _decode_item(self, items: _Items, index: int) -> tuple[int, Any]:
         position, metadata, data = items.payload(index)
@@ -241,6 +253,11 @@ class _Items:
 
     def __len__(self) -> int:
         return len(self._positions)
+
+    def table(self, record: np.dtype[np.void]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.void]]:
+        """Returns positions and metadata records of all items, views of the tables."""
+        records = np.frombuffer(self._view, record, len(self), self._records_start)
+        return np.frombuffer(self._view, "<i4", len(self)), records
 
     def place(self, index: int) -> tuple[int, memoryview, int, int]:
         """Position and metadata record of an item, and where its data begins and ends."""

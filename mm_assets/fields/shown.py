@@ -16,6 +16,7 @@ import numpy.typing as npt
 from mm_assets.media.text_boxes import PageLayout
 
 __all__ = [
+    "RangedBytes",
     "Shown",
     "ShownClip",
     "ShownFile",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 
-class StoredBytes(Protocol):
+class RangedBytes(Protocol):
     """The data bytes of a payload, read by ranges."""
 
     @property
@@ -40,6 +41,10 @@ class StoredBytes(Protocol):
     @property
     def read(self) -> Callable[[int, int], bytes]:
         """Takes an offset and a size; returns the bytes there."""
+
+
+class StoredBytes(RangedBytes, Protocol):
+    """The data bytes of a payload, and runs of them."""
 
     def part(self, offset: int, size: int) -> StoredBytes:
         """A run of them."""

@@ -1,4 +1,4 @@
-"""Batches for training out of datasets: order, ranks, threads, collation, resuming, mixing."""
+"""Batches for training out of datasets: order, budgets, packing, ranks, threads, collation, resuming, mixing."""
 
 from mm_assets.loading.collate import MultimodalCollator, Ragged
 from mm_assets.loading.loader import BatchIterator, MultimodalLoader

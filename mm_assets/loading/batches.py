@@ -23,13 +23,14 @@ from mm_assets.errors import ConfigError, FormatError, LoaderError
 from mm_assets.fields import ArraySpec, Field
 from mm_assets.loading.collate import MultimodalCollator, as_tensors, map_batch, pinned, pinned_memory, rows_of
 from mm_assets.loading.order import derive_key
-from mm_assets.loading.plan import EpochPlan, Step
+from mm_assets.loading.plan import Plan, Step
 from mm_assets.summaries import describe
 
 __all__ = ["BatchMaker", "BatchSource", "Collate", "DamagedSample", "Made", "Transform"]
 
-Collate = Callable[[Any], Any]
+Collate = Callable[..., Any]
 Transform = Callable[..., Any]
+Parts = npt.NDArray[np.void] | None  # as in `Step`
 
 # Samples, spread over the epoch, that are tried in place of a batch whose samples are all damaged, before giving up.
 MAX_STAND_INS = 16
@@ -117,7 +118,7 @@ class BatchMaker:
         self,
         source: BatchSource,
         names: Sequence[str],
-        plan: EpochPlan,
+        plan: Plan,
         *,
         collator: Collate,
         transforms: Mapping[str, Transform],
@@ -129,6 +130,7 @@ class BatchMaker:
     ) -> None:
         self._source = source
         self._names = tuple(names)
+        self._plan = plan
         self._order = plan.order
         self._collator = collator
         self._transforms = dict(transforms)
@@ -142,11 +144,11 @@ class BatchMaker:
         self._skip_damaged = skip_damaged
         self._fields: Mapping[str, Field] = getattr(source, "fields", {})
         self._draws = any(field.draws for name, field in self._fields.items() if name in self._names)
-        self._layouts = source.batch_layout(plan.batch_size, self._names)
+        self._layouts: dict[int, Mapping[str, ArraySpec | dict[str, ArraySpec]]] = {}  # by the samples of a batch
         # Torch's own allocator knows which pinned blocks a device still reads from; ours would not.
         self._allocate: Allocate = pinned_memory
         if not (isinstance(collator, MultimodalCollator) and collator.pin_memory):
-            num_arrays = sum(1 if isinstance(one, ArraySpec) else len(one) for one in self._layouts.values())
+            num_arrays = sum(1 if isinstance(one, ArraySpec) else len(one) for one in self._layout(1).values())
             outputs = collator.outputs if isinstance(collator, MultimodalCollator) else ()
             self._allocate = BufferPool(keep=keep * max(1, num_arrays, len(outputs))).take
 
@@ -163,7 +165,7 @@ class BatchMaker:
 
     def _make(self, step: Step, threads: int) -> Made:
         times = [time.perf_counter()] * 2
-        indices, damaged, columns = self._read(step, threads, times)
+        indices, parts, damaged, columns = self._read(step, threads, times)
         times.append(time.perf_counter())
         valid = step.valid
         if damaged:
@@ -174,7 +176,7 @@ class BatchMaker:
         if self._transform is not None:
             columns = self._transform_samples(self._transform, columns, indices, threads)
         times.append(time.perf_counter())
-        batch = self._collate(columns, indices, valid)
+        batch = self._collate(columns, indices, parts, valid)
         times.append(time.perf_counter())
         return Made(batch=batch, damaged=damaged, stop=step.stop, times=tuple(times))
 
@@ -184,13 +186,18 @@ class BatchMaker:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
+    def _layout(self, n: int) -> Mapping[str, ArraySpec | dict[str, ArraySpec]]:
+        if n not in self._layouts:
+            self._layouts[n] = self._source.batch_layout(n, self._names)
+        return self._layouts[n]
+
     def _read(
         self, step: Step, threads: int, times: list[float]
-    ) -> tuple[npt.NDArray[np.int64], tuple[DamagedSample, ...], dict[str, Batch]]:
-        """The samples that are in the batch, those that should have been, and the values; when it was read."""
+    ) -> tuple[npt.NDArray[np.int64], Parts, tuple[DamagedSample, ...], dict[str, Batch]]:
+        """The samples in the batch, and their parts, those that should have been, and the values; when it was read."""
 
         def read(indices: npt.NDArray[np.int64]) -> dict[str, Batch]:
-            out = arrays_of(self._layouts, self._allocate)
+            out = arrays_of(self._layout(len(indices)), self._allocate)
             keys = {"keys": self._keys(indices)} if self._draws else {}
             columns = self._source.read_batch(indices, self._names, out=out, threads=threads, on_read=note, **keys)
             return dict(columns)
@@ -199,15 +206,15 @@ class BatchMaker:
             times[1] = time.perf_counter()
 
         try:
-            return step.indices, (), read(step.indices)
+            return step.indices, step.parts, (), read(step.indices)
         except FormatError as error:
             if not self._skip_damaged:
                 raise
             damaged = self._find_damaged(step.indices)
             if not damaged:  # no sample alone is damaged
                 raise
-            indices = self._stand_in(step, {one.index for one in damaged}, error)
-        return indices, damaged, read(indices)
+            indices, parts = self._stand_in(step, {one.index for one in damaged}, error)
+        return indices, parts, damaged, read(indices)
 
     def _keys(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
         """A key of each sample in this epoch, the same wherever and whenever it is read."""
@@ -227,22 +234,30 @@ class BatchMaker:
             return error
         return None
 
-    def _stand_in(self, step: Step, lost: set[int], error: FormatError) -> npt.NDArray[np.int64]:
-        """The samples of a step, with others in the rows of the damaged ones."""
-        good = [index for index in step.indices.tolist() if index not in lost]
+    def _stand_in(self, step: Step, lost: set[int], error: FormatError) -> tuple[npt.NDArray[np.int64], Parts]:
+        """The samples of a step, and their parts, with others in the rows of the damaged ones."""
+        candidates, parts = step.indices, step.parts
+        good = [row for row, index in enumerate(candidates.tolist()) if index not in lost]
         if not good:
             # A shard that cannot be opened, say, and an order that takes its samples together.
-            count = self._order.num_samples
-            far = (step.start + np.arange(1, MAX_STAND_INS + 1) * max(1, count // MAX_STAND_INS)) % count
-            candidates = self._order.at(far).tolist()
-            good = [next((index for index in candidates if index not in lost and self._damage(index) is None), -1)]
-            if good[0] < 0:
-                detail = f"all {len(step.indices)} samples of a batch are damaged, and so are {MAX_STAND_INS} others"
+            candidates, parts = self._plan.stand_ins(step, MAX_STAND_INS)
+            indices = candidates.tolist()
+            good = [row for row, index in enumerate(indices) if index not in lost and self._damage(index) is None][:1]
+            if not good:
+                detail = f"all {len(step.indices)} samples of a batch are damaged, and so are {len(indices)} others"
                 raise LoaderError(f"{detail}; the first: {error}") from error
-        indices = step.indices.copy()
-        rows = [row for row, index in enumerate(indices.tolist()) if index in lost]
-        indices[rows] = [good[number % len(good)] for number in range(len(rows))]
-        return indices
+        rows = [row for row, index in enumerate(step.indices.tolist()) if index in lost]
+        sources = np.resize(good, len(rows))
+        replaced = step.indices.copy()
+        replaced[rows] = candidates[sources]
+        if step.parts is None or parts is None:
+            return replaced, None
+        in_place = step.parts.copy()
+        for name in ("start", "stop", "num_tokens"):
+            in_place[name][rows] = parts[name][sources]
+        sizes = step.parts["stop"] - step.parts["start"]
+        np.minimum(in_place["stop"], in_place["start"] + sizes, out=in_place["stop"])
+        return replaced, in_place
 
     # --- transforming -------------------------------------------------------------------------------------------------
 
@@ -296,7 +311,11 @@ class BatchMaker:
 
     # --- collating ----------------------------------------------------------------------------------------------------
 
-    def _collate(self, columns: dict[str, Batch], indices: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> Any:
+    def _collate(
+        self, columns: dict[str, Batch], indices: npt.NDArray[np.int64], parts: Parts, valid: npt.NDArray[np.bool_]
+    ) -> Any:
+        if parts is not None:
+            return self._collator(_samples(columns, len(indices)), parts=parts, index=indices, valid=valid)
         extra: dict[str, Any] = {"valid": valid, "index": indices}
         if isinstance(self._collator, MultimodalCollator):
             batch = self._collator(

@@ -22,10 +22,12 @@ from mm_assets.dataset.prefetch import Prefetch
 from mm_assets.dataset.workers import count_threads
 from mm_assets.errors import ConfigError, LoaderError, optional_import
 from mm_assets.loading.batches import BatchMaker, BatchSource, Collate, DamagedSample, Made, Transform
+from mm_assets.loading.budget import Budget, BudgetGrouping, read_column
 from mm_assets.loading.collate import MultimodalCollator
 from mm_assets.loading.order import Blocks, EpochOrder
-from mm_assets.loading.plan import LAST, EpochPlan, find_rank, torch_worker
+from mm_assets.loading.plan import LAST, EpochPlan, GroupPlan, find_rank, torch_worker
 from mm_assets.loading.rules import check_integer
+from mm_assets.loading.sequence_packer import PackedGrouping, SequencePacker
 from mm_assets.loading.state import LoaderState, fingerprint
 from mm_assets.summaries import describe
 
@@ -82,15 +84,17 @@ class MultimodalLoader:
 
     Args:
         reader: the dataset.
-        modalities: names to read; by default those of the collator's rules, or all. Nothing else is touched.
-        batch_size: samples of a batch, on each rank.
+        modalities: names to read; by default those that the collator needs, or all. Nothing else is touched.
+        batch_size: samples of a batch, on each rank; or a `Budget`, for batches of a variable number of samples whose
+            padded size is limited; or sequences of a batch, if the collator is a `SequencePacker`.
         shuffle: True, a permutation of all samples; `Blocks`, which keeps neighbors near each other, for storage where
             random access is expensive; False, the dataset's order.
         num_workers: threads, each of which makes a batch, or, where they are more than `prefetch`, parts of those
             batches; 0 makes every batch when it is requested, without any thread.
         collator: a `MultimodalCollator`, or any callable that makes a batch of a list of samples; one with a parameter
             ``rng`` gets a `numpy.random.Generator` that depends on seed, epoch and the batch's samples only. If the
-            batch is a dict, ``valid`` and ``index`` are added to it.
+            batch is a dict, ``valid`` and ``index`` are added to it. A `SequencePacker` packs the tokens of samples
+            into sequences of one length.
         last: what becomes of the remainder at the end, too small for a whole batch on each rank. ``"even"``: it is
             shared equally, and a few samples are repeated, not valid, where it does not divide; so every rank has the
             same number of batches, of the same sizes. ``"drop"``: it is left out. ``"short"``: it is shared without
@@ -112,7 +116,7 @@ class MultimodalLoader:
     Attributes:
         reader: the dataset.
         modalities: names of the modalities that are read.
-        batch_size: samples of a batch, on each rank.
+        batch_size: as given.
         shuffle: as given.
         num_workers: as given.
         collator: makes the batches.
@@ -130,7 +134,7 @@ class MultimodalLoader:
         self,
         reader: BatchSource,
         modalities: Sequence[str] | None = None,
-        batch_size: int = 32,
+        batch_size: int | Budget = 32,
         shuffle: bool | Blocks = True,
         num_workers: int = 4,
         collator: Collate | None = None,
@@ -166,7 +170,10 @@ class MultimodalLoader:
             self._threads = count_threads(num_workers)
         except ValueError as error:
             raise ConfigError("arguments", "num_workers", str(error)) from error
-        check_integer("batch_size", batch_size, 1)
+        if not isinstance(batch_size, Budget):
+            check_integer("batch_size", batch_size, 1)
+        elif isinstance(self.collator, SequencePacker):
+            raise ConfigError("arguments", "batch_size", "is a number of sequences with a SequencePacker")
         check_integer("prefetch", prefetch, 1)
         for name, value, allowed in (("on_damaged", on_damaged, ("raise", "skip")), ("last", last, LAST)):
             if value not in allowed:
@@ -175,14 +182,25 @@ class MultimodalLoader:
         self._skip_damaged = on_damaged == "skip"
         self._finds_rank = rank is None and world_size is None
         found_rank, found_world_size = find_rank(rank, world_size)
-        order = EpochOrder(num_samples=len(reader), shuffle=shuffle, seed=seed)
-        self.plan = EpochPlan(
-            order=order, batch_size=batch_size, rank=found_rank, world_size=found_world_size, last=last
+        grouping: PackedGrouping | BudgetGrouping | None = None
+        self._collate = self.collator
+        if isinstance(self.collator, SequencePacker):
+            grouping = PackedGrouping(self.collator, reader, self.modalities)
+            self._collate = grouping.collate
+        elif isinstance(batch_size, Budget):
+            grouping = BudgetGrouping(batch_size, read_column(reader, batch_size.column, "batch_size"))
+        order = EpochOrder(num_samples=len(reader if grouping is None else grouping), shuffle=shuffle, seed=seed)
+        ranks: dict[str, Any] = {"rank": found_rank, "world_size": found_world_size, "last": last}
+        size = 1 if isinstance(batch_size, Budget) else batch_size
+        self.plan: EpochPlan | GroupPlan = (
+            EpochPlan(order=order, batch_size=size, **ranks)
+            if grouping is None
+            else GroupPlan(order=order, grouping=grouping, batch_size=size, **ranks)
         )
         self._delivered = 0
         self._is_used = False  # whether the next iteration is of the next epoch
         self._stats = LoaderStats()
-        if last == "drop" and len(reader) and not self.plan.count():
+        if last == "drop" and len(reader) and next(self.plan.steps(), None) is None:
             step = f"batch_size {batch_size} on {found_world_size} ranks" if found_world_size > 1 else "batch_size"
             message = f'last="drop" leaves out all {len(reader):,} samples: they are fewer than {step} takes'
             warnings.warn(message, RuntimeWarning, stacklevel=2)
@@ -213,13 +231,18 @@ class MultimodalLoader:
         if current is not None:
             current.supersede()
         self._current = None
-        self.plan = replace(self.plan, order=order)
+        if order != self.plan.order:
+            self.plan = replace(self.plan, order=order)
         self._delivered = delivered
         self._is_used = False
 
     def __len__(self) -> int:
-        """Batches of this rank in a whole epoch."""
+        """Batches of this rank in the whole epoch; with a budget or a packer, other epochs may have others."""
         return self.plan.count()
+
+    def count_batches(self, epoch: int) -> int:
+        """As `len`, of another epoch."""
+        return replace(self.plan, order=replace(self.plan.order, epoch=epoch)).count()
 
     def __iter__(self) -> BatchIterator:
         """The batches of the next epoch, or those after a loaded state; an iteration in progress ends.
@@ -259,7 +282,7 @@ class MultimodalLoader:
 
         It is the same on every rank that has received as many batches.
         """
-        state = LoaderState.of(self.plan.order, delivered=self._delivered, fingerprint=self._fingerprint)
+        state = LoaderState.of(self.plan, delivered=self._delivered, fingerprint=self._fingerprint)
         return asdict(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -274,7 +297,7 @@ class MultimodalLoader:
     def check_state(self, state: Mapping[str, Any]) -> LoaderState:
         """Parse a state; `LoaderError` if it is not one of this dataset and this order."""
         found = LoaderState.from_json(state)
-        found.check(self.plan.order, fingerprint=self._fingerprint)
+        found.check(self.plan, fingerprint=self._fingerprint)
         return found
 
     @cached_property
@@ -313,7 +336,7 @@ class MultimodalLoader:
             self.reader if own is None else own,
             self.modalities,
             self.plan,
-            collator=self.collator,
+            collator=self._collate,
             transforms=self._transforms,
             transform=self._transform,
             threads=self._threads if self._threads > readers else 0,
@@ -450,6 +473,8 @@ def _choose_names(
     asked = collator.modalities if isinstance(collator, MultimodalCollator) and not has_transform else ()
     if isinstance(modalities, str):
         raise ConfigError("arguments", "modalities", f"found {modalities!r}, expected a list of names")
+    if modalities is None and isinstance(collator, SequencePacker) and not has_transform:
+        modalities = collator.choose_modalities(reader)
     names = tuple(dict.fromkeys(modalities)) if modalities is not None else asked or known
     for name in names:
         if name not in known:

@@ -4,23 +4,28 @@ All ranks advance together. A step takes the next ``world_size · batch_size`` p
 rank r the r-th run of `batch_size` of them: the batches of a step, concatenated by rank, are one batch of a single
 rank. So the progress of an epoch is one number, the positions that all ranks have received together, and the rest can
 be divided again over any number of ranks in batches of any size. Nothing here reads data.
+
+An `EpochPlan` divides samples. A `GroupPlan` divides groups of samples, which are made of one bucket of the order after
+the other; all else is the same.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from itertools import islice, pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import ConfigError
-from mm_assets.loading.order import EpochOrder
+from mm_assets.loading.order import EpochOrder, derive_key, permute
 
-__all__ = ["LAST", "EpochPlan", "Step", "find_rank", "torch_worker"]
+__all__ = ["LAST", "EpochPlan", "GroupPlan", "Grouping", "Plan", "Step", "find_rank", "split_at", "torch_worker"]
 
 LAST = ("even", "drop", "short")
 """The remainder of an epoch is shared equally, and a few samples are repeated where it does not divide; or left out; or
@@ -40,12 +45,47 @@ class Step:
         stop: the same after it.
         indices: (n,) int64, the samples.
         valid: (n,) bool; False for a sample that is only repeated, so that all ranks have a batch of one size.
+        parts: (n,) records, which part of the sample is in the batch, and where; None if the batch has whole samples.
     """
 
     start: int
     stop: int
     indices: npt.NDArray[np.int64]
     valid: npt.NDArray[np.bool_]
+    parts: npt.NDArray[np.void] | None = None
+
+
+class Plan(Protocol):
+    """How an epoch is divided into batches: an `EpochPlan` or a `GroupPlan`."""
+
+    @property
+    def order(self) -> EpochOrder:
+        """The order of what is divided: samples, or parts of them."""
+
+    @property
+    def rank(self) -> int:
+        """This process's rank, from 0."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every rank has the same number of batches."""
+
+    @property
+    def settings(self) -> Any:
+        """What the meaning of a position follows from, in addition to the order: plain values for a state."""
+
+    def count(self) -> int:
+        """Batches of this rank in a whole epoch."""
+
+    def steps(self, start: int = 0) -> Iterator[Step]:
+        """The batches of this rank, after a position of the epoch: 0, or the `stop` of a step of any rank."""
+
+    def stand_ins(self, step: Step, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void] | None]:
+        """Samples from all over the epoch, and their `parts`, that may replace a sample of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +111,18 @@ class EpochPlan:
         """Whether every rank has the same number of batches."""
         return self.last != "short" or self.world_size == 1
 
+    @property
+    def settings(self) -> None:
+        """Nothing: a state may be loaded with another batch size."""
+
     def count(self) -> int:
         """Batches of this rank in a whole epoch."""
         whole, rest = divmod(self.order.num_samples, self.batch_size * self.world_size)
         return whole + (len(self._last_rows(0, rest)[0]) > 0)
+
+    def stand_ins(self, step: Step, count: int) -> tuple[npt.NDArray[np.int64], None]:
+        """As `Plan.stand_ins`."""
+        return self.order.at(_spread(step.start, count, self.order.num_samples)), None
 
     def steps(self, start: int = 0) -> Iterator[Step]:
         """The batches of this rank, after the first `start` positions of the epoch."""
@@ -96,19 +144,153 @@ class EpochPlan:
 
     def _last_rows(self, start: int, rest: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Positions of this rank's last batch, out of `rest` from `start` on, and which of them are not repeats."""
-        if self.last == "drop" or rest == 0:
-            low = high = 0
-        elif self.last == "even":
-            size = -(-rest // self.world_size)
-            low, high = self.rank * size, (self.rank + 1) * size
-        else:
-            low, high = (rest * rank // self.world_size for rank in (self.rank, self.rank + 1))
-        rows = np.arange(low, high, dtype=np.int64)
+        rows = _share(rest, self.rank, self.world_size, self.last)
         valid = rows < rest
         rows += start
         # The first samples of the epoch are repeated; several times if there are fewer samples than ranks.
         rows[~valid] = (rows[~valid] - start - rest) % max(1, start + rest)
         return rows, valid
+
+
+class Grouping(Protocol):
+    """What an epoch's order is of, and how consecutive entries of it, a bucket, become groups.
+
+    An entry is a sample or a part of one, by its number. A group is what a `GroupPlan` divides, a packed sequence say.
+    """
+
+    @property
+    def bucket(self) -> int:
+        """Entries whose groups are made together."""
+
+    @property
+    def settings(self) -> Any:
+        """What the groups follow from, in addition to the dataset: plain values."""
+
+    def cut(self, entries: npt.NDArray[np.int64]) -> Sequence[npt.NDArray[np.int64]]:
+        """The groups of the entries of a bucket: each entry is in one of them."""
+
+    def count(self, entries: npt.NDArray[np.int64]) -> int:
+        """How many groups `cut` makes."""
+
+    def rows(
+        self, groups: Sequence[npt.NDArray[np.int64]]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void] | None]:
+        """The rows of a batch of some groups: samples and, unless they are whole, `parts`, as in `Step`."""
+
+    def may_replace(self, entries: npt.NDArray[np.int64], step: Step) -> npt.NDArray[np.bool_]:
+        """Which entries may replace a damaged sample of a step, (n,)."""
+
+
+_GROUPS = 5  # place in the derivation of keys, which no other use shares: see `order`
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupPlan:
+    """How an epoch of groups is divided.
+
+    The groups of a bucket are permuted if the order is shuffled, so that their sizes are in no order. They follow from
+    grouping and order alone, not from the ranks. A position is the number of entries in the buckets before, plus the
+    number of groups of its bucket that all ranks have received: so one bucket is made again to resume, and nothing is
+    counted.
+
+    Attributes:
+        order: of the entries.
+        grouping: makes groups of them.
+        batch_size: groups of a batch, on each rank.
+        rank: as for `EpochPlan`, and so on.
+    """
+
+    order: EpochOrder
+    grouping: Grouping
+    batch_size: int = 1
+    rank: int = 0
+    world_size: int = 1
+    last: str = "even"
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every rank has the same number of batches."""
+        return self.last != "short" or self.world_size == 1
+
+    @property
+    def settings(self) -> Any:
+        """What the groups follow from."""
+        return self.grouping.settings
+
+    def count(self) -> int:
+        """Batches of this rank in a whole epoch; the first call makes the groups of all of it."""
+        whole, rest = divmod(self._num_groups, self.batch_size * self.world_size)
+        return whole + (len(_share(rest, self.rank, self.world_size, self.last)) > 0)
+
+    @cached_property
+    def _num_groups(self) -> int:
+        return sum(self.grouping.count(entries) for _, entries in self._buckets(0))
+
+    def steps(self, start: int = 0) -> Iterator[Step]:
+        """The batches of this rank, after a position of the epoch."""
+        together = self.batch_size * self.world_size
+        mine = range(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
+        groups = self._groups(start)
+        while taken := list(islice(groups, together)):
+            stop = taken[-1][0]
+            numbers: Sequence[int] = mine
+            if len(taken) < together:
+                numbers = _share(len(taken), self.rank, self.world_size, self.last).tolist()
+                if not numbers:
+                    return
+            # The remainder's own groups are repeated.
+            chosen = [taken[number % len(taken)][1] for number in numbers]
+            indices, parts = self.grouping.rows(chosen)
+            valid = np.repeat([number < len(taken) for number in numbers], [len(group) for group in chosen])
+            yield Step(start=start, stop=stop, indices=indices, valid=valid, parts=parts)
+            start = stop
+
+    def stand_ins(self, step: Step, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void] | None]:
+        """As `Plan.stand_ins`."""
+        entries = self.order.at(_spread(step.start, count, self.order.num_samples))
+        return self.grouping.rows([entries[self.grouping.may_replace(entries, step)]])
+
+    def _groups(self, position: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """The groups after a position, each with the position after it."""
+        for first, entries in self._buckets(position):
+            groups = self.grouping.cut(entries)
+            if self.order.shuffle:
+                key = derive_key(self.order.seed, self.order.epoch, _GROUPS, first)
+                groups = [groups[number] for number in permute(np.arange(len(groups)), len(groups), key).tolist()]
+            for number in range(position - first if position > first else 0, len(groups)):
+                is_last = number + 1 == len(groups)
+                yield first + (len(entries) if is_last else number + 1), groups[number]
+
+    def _buckets(self, position: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """The buckets from that of a position on: the position of the first entry, and the entries."""
+        size, count = self.grouping.bucket, self.order.num_samples
+        chunk = size * max(1, CHUNK // size)
+        for start in range(position - position % size, count, chunk):
+            entries = self.order.at(np.arange(start, min(start + chunk, count)))
+            for first in range(0, len(entries), size):
+                yield start + first, entries[first : first + size]
+
+
+def _share(rest: int, rank: int, world_size: int, last: str) -> npt.NDArray[np.int64]:
+    """Which of the `rest` at the end of an epoch a rank has, by their numbers; those from `rest` on are repeats."""
+    if last == "drop" or rest == 0:
+        low = high = 0
+    elif last == "even":
+        size = -(-rest // world_size)
+        low, high = rank * size, (rank + 1) * size
+    else:
+        low, high = (rest * number // world_size for number in (rank, rank + 1))
+    return np.arange(low, high, dtype=np.int64)
+
+
+def _spread(start: int, count: int, size: int) -> npt.NDArray[np.int64]:
+    """Positions all over an epoch of some size, counted from `start`."""
+    return (start + np.arange(1, count + 1) * max(1, size // count)) % size
+
+
+def split_at(entries: npt.NDArray[np.int64], bounds: Sequence[int]) -> list[npt.NDArray[np.int64]]:
+    """Runs of an array between bounds: as `numpy.split`, but several times as fast."""
+    return [entries[low:high] for low, high in pairwise(bounds)]
 
 
 def torch_worker() -> tuple[int, int]:

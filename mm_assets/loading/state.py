@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from mm_assets.errors import FormatError, LoaderError
 from mm_assets.formats import crc32c
-from mm_assets.loading.order import Blocks, EpochOrder
+from mm_assets.loading.order import Blocks
+from mm_assets.loading.plan import Plan
 
 __all__ = ["LoaderState", "fingerprint"]
 
-VERSION = 2
+VERSION = 3
 
 # Samples that are read for a fingerprint without a manifest: enough to distinguish datasets, few enough to read them
 # from a bucket.
@@ -32,23 +33,27 @@ NUM_PROBES = 4
 class LoaderState:
     """A position in an epoch, by the fields of `EpochOrder` and the dataset's fingerprint.
 
-    `delivered` counts the positions that all ranks have received. `shuffle` is a bool, or the two numbers of `Blocks`.
+    `delivered` is the position that all ranks have reached. `shuffle` is a bool, or the two numbers of `Blocks`.
+    `groups` is the `settings` of a `GroupPlan`; None if single samples are divided.
     """
 
     version: int = VERSION
     fingerprint: str
     num_samples: int
+    groups: Any
     shuffle: Any
     seed: int
     epoch: int
     delivered: int
 
     @classmethod
-    def of(cls, order: EpochOrder, *, delivered: int, fingerprint: str) -> Self:
+    def of(cls, plan: Plan, *, delivered: int, fingerprint: str) -> Self:
         """The state of a loader."""
+        order = plan.order
         return cls(
             fingerprint=fingerprint,
             num_samples=order.num_samples,
+            groups=plan.settings,
             shuffle=_plain(order.shuffle),
             seed=order.seed,
             epoch=order.epoch,
@@ -63,7 +68,7 @@ class LoaderState:
             LoaderError: it is not a state, or one of a later release.
         """
         expected = {field.name: str if field.name == "fingerprint" else int for field in fields(cls)}
-        del expected["shuffle"]  # any value: `check` compares it
+        del expected["shuffle"], expected["groups"]  # any value: `check` compares them
         if not isinstance(state, Mapping) or "version" not in state:
             raise LoaderError("this is not a loader's state: it has no version")
         if state["version"] != VERSION:
@@ -75,16 +80,16 @@ class LoaderState:
         if not 0 <= state["delivered"] <= state["num_samples"]:
             detail = f"found {state['delivered']}, expected 0 to {state['num_samples']}"
             raise LoaderError(f"this is not a loader's state: delivered: {detail}")
-        return cls(shuffle=state.get("shuffle"), **{name: state[name] for name in expected})
+        return cls(groups=state.get("groups"), shuffle=state.get("shuffle"), **{name: state[name] for name in expected})
 
-    def check(self, order: EpochOrder, *, fingerprint: str) -> None:
-        """Refuse a loader of other samples, or of another order of them.
+    def check(self, plan: Plan, *, fingerprint: str) -> None:
+        """Refuse a loader of other samples, or of another order or other groups of them.
 
         Raises:
             LoaderError: they differ; the message says in what.
         """
-        own = LoaderState.of(order, delivered=self.delivered, fingerprint=fingerprint)
-        for name in ("num_samples", "fingerprint", "shuffle", "seed"):
+        own = LoaderState.of(plan, delivered=self.delivered, fingerprint=fingerprint)
+        for name in ("groups", "num_samples", "fingerprint", "shuffle", "seed"):
             found, expected = getattr(self, name), getattr(own, name)
             if found != expected:
                 what = "another dataset" if name in ("num_samples", "fingerprint") else "another order"

@@ -30,8 +30,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]  # torch is untyped w
         self._num_batches = 0  # that this worker has yielded since
 
     def __len__(self) -> int:
-        """Batches of this rank in a whole epoch, of all workers together."""
-        return len(self._loader)
+        """Batches of this rank in the whole epoch, of all workers together."""
+        count: int = self._loader.count_batches(int(self._epoch))
+        return count
 
     def __iter__(self) -> Iterator[Any]:
         if self._seen_epoch != (epoch := int(self._epoch)):

@@ -322,6 +322,11 @@ class FieldSuite:
             metadata, data = self.field.encode(value)
             for _, record, content in self.field.item_payloads(metadata, data):
                 (self.field.item_field or self.field).decode(record, content)
+            if self.field.item_field is not None:
+                items = list(self.field.item_payloads(metadata, data))
+                positions, records = self.field.item_table(metadata, Content.of(bytes(data)))
+                assert positions.tolist() == [position for position, _, _ in items]
+                assert records.tobytes() == b"".join(record for _, record, _ in items)
 
     def test_bytes_that_are_kept_are_kept(self) -> None:
         """Where the field says that it keeps bytes, the payload's data is the bytes value."""

@@ -243,7 +243,7 @@ def test_a_state_is_of_its_dataset_and_order(data: Dataset, files: list[str], tm
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 1}, "of version 1, expected 2"),
+        ({"version": 1}, "of version 1, expected 3"),
         ({"shuffle": None}, "its shuffle is None"),
         ({"epoch": "0"}, "epoch is '0', expected int"),
         ({"delivered": True}, "delivered is True"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets import MultimodalLoader
+from mm_assets import Budget, MultimodalLoader, SequencePacker
 from mm_assets.loading.batches import MAX_STAND_INS
 from mm_assets.loading.loader import MAX_REPORTED
 from mm_assets.loading.order import Blocks
@@ -21,7 +21,7 @@ def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     examples = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
-    assert len(examples) == 9
+    assert len(examples) == 12
     space: dict[str, object] = {}
     for number, example in enumerate(examples):
         exec(compile(example, f"docs/loading.md, example {number}", "exec"), space)
@@ -34,6 +34,8 @@ def test_types_keys_and_numbers_are_those_of_the_code() -> None:
     assert [key for key in KEYS if f"`{key}`" not in part and f'"{key}"' not in part] == []
     assert f"`size` ({Blocks().size})" in PAGE
     assert f"`window` ({Blocks().window})" in PAGE
+    assert f"`bucket` ({Budget('x', 1).bucket})" in PAGE
+    assert f"(`bucket`,\n{SequencePacker(1).bucket:,})" in PAGE
     assert f"after {MAX_REPORTED:,}" in PAGE
     assert f"when {MAX_STAND_INS} of those" in PAGE
 

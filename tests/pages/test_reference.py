@@ -64,7 +64,8 @@ PAGES = {
         about="Batches for training. [Loading](../loading.md) explains them with examples.",
         names={
             "mm_assets": (
-                "MultimodalLoader", "Blocks", "LoaderStats", "MultimodalCollator", "Ragged", "mix", "MixedLoader",
+                "MultimodalLoader", "Blocks", "Budget", "SequencePacker", "LoaderStats", "MultimodalCollator", "Ragged",
+                "mix", "MixedLoader",
             )
         },
     ),
