@@ -301,6 +301,7 @@ _EXTRAS = {  # import name of an optional package: the extra that installs it
     "soxr": "video",
     "tokenizers": "text",
     "torch": "torch",
+    "yaml": "recipes",
     "zstandard": "depth",
 }
 

@@ -18,7 +18,6 @@ import mm_assets
 from mm_assets.errors import MissingExtraError, masked_urls
 from mm_assets.fields import Audio, AudioField, DepthField, TextField
 from mm_assets.filters.sharpness import sharpness
-from mm_assets.loading.batches import check_pinning
 from mm_assets.media.silence import measure_silence
 from mm_assets.media.sound import resample
 from mm_assets.media.tokenizers import JSONTokenizer
@@ -61,7 +60,7 @@ FEATURES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("soxr", "video", lambda _: resample(np.zeros((10, 1), np.float32), 8000, 16_000)),
     ("tokenizers", "text", lambda _: JSONTokenizer("{}")),
     ("torch", "torch", lambda _: mm_assets.MultimodalCollator({}, return_tensors="pt")),
-    ("torch", "torch", lambda _: check_pinning(lambda batch: batch)),
+    ("torch", "torch", lambda folder: mm_assets.MultimodalLoader(packed(folder)).torch()),
     ("pandas", "pandas", lambda _: to_pandas(ROWS)),
     ("pyarrow", "arrow", lambda folder: packed(folder).to_arrow()),
     ("pyarrow", "arrow", lambda folder: packed(folder).filter("true")),

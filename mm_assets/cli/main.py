@@ -39,6 +39,7 @@ COMMANDS = (
     "leave",
     "add-stream",
     "sql",
+    "seen",
     "clean",
     "completion",
     "view",

@@ -14,6 +14,8 @@ from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, printable
 from mm_assets.errors import ConfigError
 
+__all__ = ["check_format", "command", "json_result", "print_result"]
+
 
 @click.command()
 @dataset_options(single=True)
@@ -32,8 +34,7 @@ def command(chosen: DatasetChoice, query: str | None, as_csv: bool) -> None:
     from mm_assets.pipeline.state.sql_views import sql_connection, table_fault
     from mm_assets.pipeline.state.staleness import DatasetState
 
-    if as_csv and wants_json():
-        raise ConfigError("arguments", "--csv", "and --json are given: give one of them")
+    check_format(as_csv=as_csv)
     stores = chosen.stores()
     if len(stores) != 1:
         known = ", ".join(s.spec.name for s in stores)
@@ -45,18 +46,13 @@ def command(chosen: DatasetChoice, query: str | None, as_csv: bool) -> None:
             raise ConfigError(
                 "arguments", "QUERY", f"found {query!r}, expected SQL such as 'select count(*) from rows'"
             )
-        columns = [column[0] for column in cursor.description or ()]
         if wants_json():
-            of_columns = [{"name": name, "type": str(kind)} for name, kind, *_ in cursor.description or ()]
-            found = {"columns": of_columns, "rows": _json_rows(cursor)}
-            write_document({"datasets": {stores[0].spec.name: found}})
-        elif as_csv or not sys.stdout.isatty():
-            _print_csv(columns, cursor)
-        elif query is None:  # a table would shorten the columns
+            write_document({"datasets": {stores[0].spec.name: json_result(cursor)}})
+        elif query is None and sys.stdout.isatty() and not as_csv:  # a table would shorten the columns
             for name, of_table in cursor.fetchall():
                 echo(f"{printable(name)}: {printable(of_table)}")
         else:
-            _print_rows(columns, cursor.fetchmany(_SHOWN_ROWS + 1))
+            print_result(cursor, as_csv=as_csv)
     except duckdb.CatalogException as error:
         detail = str(error)
         if _UNKNOWN.search(detail):
@@ -82,6 +78,27 @@ _UNKNOWN = re.compile(r"Table with name .* does not exist", re.DOTALL)
 _READABLE = 24  # characters of a line of a long cell, at least
 _WIDE = 6  # columns that a terminal shows side by side
 _SHOWN_ROWS = 100  # of a query's result in a terminal; --csv gives all
+
+
+def check_format(*, as_csv: bool) -> None:
+    """Raises `ConfigError` if two formats are asked for."""
+    if as_csv and wants_json():
+        raise ConfigError("arguments", "--csv", "and --json are given: give one of them")
+
+
+def json_result(cursor: Any) -> dict[str, Any]:
+    """Returns the result of a query for a document, whose rows are read as it is written."""
+    columns = [{"name": name, "type": str(kind)} for name, kind, *_ in cursor.description or ()]
+    return {"columns": columns, "rows": _json_rows(cursor)}
+
+
+def print_result(cursor: Any, *, as_csv: bool) -> None:
+    """Writes the result of a query: its first rows to a terminal, else all of them as comma-separated values."""
+    columns = [column[0] for column in cursor.description or ()]
+    if as_csv or not sys.stdout.isatty():
+        _print_csv(columns, cursor)
+    else:
+        _print_rows(columns, cursor.fetchmany(_SHOWN_ROWS + 1))
 
 
 def _json_rows(cursor: Any) -> Iterator[list[Any]]:

@@ -275,7 +275,7 @@ class BatchMaker:
                     found.append(None)
                     continue
                 rng = self._rng(index, int.from_bytes(name.encode(), "little")) if name in self._seeded else {}
-                with _noted(f"transform of {name!r}, sample {index}"):
+                with _noted(f"transform of {name!r}, {self._described(index)}"):
                     found.append(transform(values[row], **rng))
             return found
 
@@ -291,7 +291,7 @@ class BatchMaker:
             found = []
             for row in range(start, stop):
                 index = int(indices[row])
-                with _noted(f"transform, sample {index}"):
+                with _noted(f"transform, {self._described(index)}"):
                     result = transform(samples[row], **(self._rng(index) if self._is_seeded else {}))
                     if not isinstance(result, Mapping):
                         raise ConfigError(
@@ -316,7 +316,7 @@ class BatchMaker:
     ) -> Any:
         if parts is not None:
             return self._collator(_samples(columns, len(indices)), parts=parts, index=indices, valid=valid)
-        extra: dict[str, Any] = {"valid": valid, "index": indices}
+        extra: dict[str, Any] = {"valid": valid, **self._located(indices)}
         if isinstance(self._collator, MultimodalCollator):
             batch = self._collator(
                 {name: self._like_its_field(name, column) for name, column in columns.items()}, allocate=self._allocate
@@ -333,6 +333,15 @@ class BatchMaker:
         for name, value in extra.items():
             batch.setdefault(name, value)
         return batch
+
+    def _located(self, samples: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """The entries of a batch that say which samples it has: of a `MixedSource` also the names of the sources."""
+        locate: Callable[..., Any] | None = getattr(self._source, "locate", None)
+        return {"index": samples} if locate is None else dict(zip(("source", "index"), locate(samples), strict=True))
+
+    def _described(self, sample: int) -> str:
+        found = self._located(np.array([sample], np.int64))
+        return f"sample {found['index'][0]}" + (f" of {found['source'][0]!r}" if "source" in found else "")
 
     def _like_its_field(self, name: str, column: Batch) -> Batch | _NoValues:
         """A column, with dtype and rank of its field if no sample has a value to tell them."""

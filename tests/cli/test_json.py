@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import mm_assets
+from mm_assets import MultimodalLoader
 from mm_assets.cli.document import json_value
 from mm_assets.cli.main import COMMANDS, main
 from mm_assets.pipeline.state.claims import Claims
@@ -186,12 +188,15 @@ def test_documents_of_files(place: Path) -> None:
     described = read("card", invoke("card", "x.mstr", "exported", "--overwrite"))
     assert described["files"] == ["croissant.json", "README.md"]
     assert read("leave", invoke("leave", "x.mstr"))["files"] == ["x.mstr"]
+    with mm_assets.open("x.mult") as data:
+        (place / "state.json").write_text(json.dumps(MultimodalLoader(data).state_dict()))
+    assert len(read("seen", invoke("seen", "state.json", "--dataset", "x.mult"))["rows"]) == 1
     (place / "scores.jsonl").write_text('{"sample_id": "0", "value": 1.5}\n')
     given = ("--name", "score", "--field", "ScalarField", "--values", "scores.jsonl")
     assert read("add-stream", invoke("add-stream", "x.mstr", *given))["num_present"] == 1
     added = of_data("add-stream", invoke("add-stream", *given, "-p", "a", *MADE))
     assert added["partitions"]["a"]["added"] is True
-    assert unseen("inspect", "verify", "convert", "export", "card", "leave", "add-stream") == {}
+    assert unseen("inspect", "verify", "convert", "export", "card", "leave", "add-stream", "seen") == {}
 
 
 @pytest.mark.parametrize(

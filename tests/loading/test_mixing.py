@@ -15,6 +15,7 @@ import mm_assets
 from mm_assets import Dataset, MixedLoader, MultimodalLoader, mix
 from mm_assets.errors import ConfigError, LoaderError
 from mm_assets.fields import ScalarField, TextField
+from mm_assets.loading.batch_mix import WINDOW
 
 SIZES = {"a": 20, "b": 7, "c": 31}
 
@@ -53,12 +54,14 @@ def test_a_batch_is_of_one_dataset_and_names_it(data: dict[str, Dataset]) -> Non
 
 
 def test_weights_are_the_shares(data: dict[str, Dataset]) -> None:
-    """Over many batches each source has its weight's share, within five standard deviations."""
-    mixed = mix(sources(data, a=1, b=2, c=5), batch_size=4)
-    chosen = [mixed.choose(epoch, step) for epoch in range(4) for step in range(2_000)]
+    """At any batch each source has had its weight's share of the batches, to within a window of them."""
+    mixed = mix(sources(data, a=1, b=2, c=5), batch_size=16, num_batches=640)
+    names = [batch["source"] for batch in mixed]
     for name, weight in (("a", 1), ("b", 2), ("c", 5)):
-        expected = len(chosen) * weight / 8
-        assert abs(chosen.count(name) - expected) < 5 * np.sqrt(expected * (1 - weight / 8))
+        counts = np.cumsum([one == name for one in names])
+        expected = np.arange(1, 641) * weight / 8
+        assert np.abs(counts - expected).max() <= WINDOW * weight / 8
+        assert np.abs(counts - expected)[WINDOW - 1 :: WINDOW].max() < 1
 
 
 def test_each_dataset_goes_round_in_whole_epochs(data: dict[str, Dataset]) -> None:
@@ -154,7 +157,8 @@ def test_a_mix_left_early_draws_anew(data: dict[str, Dataset]) -> None:
     with second as batches:
         again = [batch["source"] for batch in batches]
     assert mixed.epoch == 2
-    assert again == [mixed.choose(1, step) for step in range(8)]
+    whole = make()
+    assert again == [[batch["source"] for batch in whole] for _ in range(2)][1]
     assert list(second) == []
     mixed.load_state_dict(state)
     assert found + told(mixed) == expected
@@ -178,40 +182,57 @@ def test_an_error_ends_the_mix_and_names_itself(data: dict[str, Dataset]) -> Non
 
 
 def test_a_state_is_of_its_mix(data: dict[str, Dataset]) -> None:
-    """Other weights, names, seeds or datasets are refused, and nothing is moved then."""
+    """Other weights, names, seeds or datasets are refused with what differs, and nothing is moved then."""
     mixed = mix(sources(data, a=1, b=2), batch_size=4)
     list(islice(mixed, 3))
     state = mixed.state_dict()
     before = mix(sources(data, a=1, b=2), batch_size=4)
     fresh = before.state_dict()
-    wrong: list[tuple[Any, str]] = [
-        ({**state, "version": 9}, "version is 9"),
-        ({**state, "seed": 1}, "seed is 1"),
-        ({**state, "weights": {"a": 1.0, "b": 3.0}}, "weights is"),
-        ({**state, "loaders": dict(reversed(state["loaders"].items()))}, "its loaders are b, a, here a, b"),
-        ({**state, "loaders": {"a": state["loaders"]["a"], "b": state["loaders"]["a"]}}, "another dataset"),
-        ({**state, "step": -1}, "epoch and step are"),
-        ({}, "no loaders"),
-        (None, "no loaders"),
+    others: list[tuple[MixedLoader, str]] = [
+        (mix(sources(data, a=1, b=2), seed=1, batch_size=4), r"its seed is 1, here it is 0; its sources\.a\.seed"),
+        (mix(sources(data, a=1, b=3), batch_size=4), r"its sources\.b\.weight is 3\.0, here it is 2\.0$"),
+        (mix(sources(data, a=1, b=2, c=1), batch_size=4), r"it has sources\.c, which is not here"),
+        (mix(sources(data, a=1), batch_size=4), r"it has no sources\.b, which is here"),
+        (mix({"a": (data["a"], 1), "b": (data["c"], 2)}, batch_size=4), r"its sources\.b is another dataset$"),
+        (mix(sources(data, a=1, b=2), batch_size=4, shuffle=False), r"its sources\.a\.shuffle is false"),
+        (mix({"unit": "sample", "sources": sources(data, a=1, b=2)}, batch_size=4), 'its unit is "sample", here'),
+    ]
+    wrong = [({**mixed.state_dict(), **other.state_dict()}, message) for other, message in others]
+    b = state["sources"]["b"]
+    wrong += [
+        ({**state, "version": 9}, "version 9"),
+        ({**state, "step": -1}, "step is int -1"),
+        ({**state, "epoch": True}, "epoch is bool True"),
+        ({**state, "start": None}, "start is NoneType None"),
+        ({**state, "recipe": "x" * 1000}, "its recipe is "),
+        ({**state, "sources": {"a": b}}, "its sources are not a, b"),
+        ({**state, "sources": {"a": b, "b": None}}, "of 'b'"),
+        ({**state, "sources": {"a": b, "b": {**b, "delivered": 8}}}, "delivered: found 8"),
+        ({}, "no recipe"),
+        (None, "no recipe"),  # type: ignore[list-item]  # what is tested
     ]
     for one, message in wrong:
         with pytest.raises(LoaderError, match=message):
             before.load_state_dict(one)
         assert before.state_dict() == fresh
+    before.load_state_dict(state)
+    assert before.digest == mixed.digest == state["digest"]
+    assert len({other.digest for other, _ in others} | {mixed.digest}) == len(others) + 1
 
 
 @pytest.mark.parametrize(
     ("weights", "options", "key"),
     [
-        ({"a": 0.0}, {}, "weights.a"),
-        ({"a": -1.0}, {}, "weights.a"),
-        ({"a": float("nan")}, {}, "weights.a"),
-        ({"a": float("inf")}, {}, "weights.a"),
-        ({"a": True}, {}, "weights.a"),
-        ({}, {}, "weights"),
+        ({"a": -1.0}, {}, "sources.a.weight"),
+        ({"a": float("nan")}, {}, "sources.a.weight"),
+        ({"a": float("inf")}, {}, "sources.a.weight"),
+        ({"a": True}, {}, "sources.a.weight"),
+        ({"a": 0.0}, {}, "sources"),
+        ({}, {}, "sources"),
         ({"a": 1.0}, {"num_batches": 0}, "num_batches"),
-        ({"a": 1.0}, {"batch_size": 21, "last": "drop"}, "loaders.a"),
-        ({"a": 1.0}, {"last": "short", "rank": 0, "world_size": 2}, "loaders.a"),
+        ({"a": 1.0}, {"batch_size": 21, "last": "drop"}, "sources"),
+        ({"a": 1.0, "c": 1.0}, {"batch_size": 21, "last": "drop"}, "sources.a"),
+        ({"a": 1.0}, {"last": "short", "rank": 0, "world_size": 2}, "sources.a.last"),
     ],
 )
 def test_wrong_mixes_are_refused(data: dict[str, Dataset], weights: dict[str, float], options: Any, key: str) -> None:
@@ -221,11 +242,13 @@ def test_wrong_mixes_are_refused(data: dict[str, Dataset], weights: dict[str, fl
 
 
 def test_wrong_sources_are_refused(data: dict[str, Dataset]) -> None:
-    """A source without a weight, names that do not fit, and one loader twice are refused."""
-    with pytest.raises(ConfigError, match=r"sources\.a: expected a pair"):
-        mix({"a": data["a"]})  # type: ignore[dict-item]  # what is tested
+    """A source without a weight, and one loader twice are refused."""
+    with pytest.raises(ConfigError, match=r"sources\.a: found Dataset, expected a dataset or sources, and a weight"):
+        mix({"a": data["a"]})
+    with pytest.raises(ConfigError, match=r"sources\.a: found 3 items, expected a pair"):
+        mix({"a": (data["a"], 1, 2)})
     loader = MultimodalLoader(data["a"])
-    with pytest.raises(ConfigError, match="found weights of b for a"):
-        MixedLoader({"a": loader}, {"b": 1})
     with pytest.raises(ConfigError, match="one loader under two names"):
-        MixedLoader({"a": loader, "b": loader}, {"a": 1, "b": 1})
+        mix({"a": (loader, 1), "b": (loader, 1)})
+    with pytest.raises(ConfigError, match="found a loader, expected a dataset"):
+        mix({"unit": "sample", "sources": {"a": (loader, 1)}})
