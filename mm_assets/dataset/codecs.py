@@ -8,16 +8,65 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mm_assets.dataset.files import Reader
 from mm_assets.dataset.open_files import OpenFiles
 from mm_assets.errors import ConfigError, MissingExtraError, SchemaMismatchError
-from mm_assets.fields import FIELD_TYPES, Field, field_from_config, unregistered
+from mm_assets.fields import FIELD_TYPES, ArraySpec, Field, field_from_config, unregistered
+from mm_assets.fields.base import StoredPart
+from mm_assets.fields.parts import Path, as_text, part_names, split_name, take
 from mm_assets.formats import ModalitySpec
 from mm_assets.summaries import describe
 
-__all__ = ["DatasetFields"]
+__all__ = ["DatasetFields", "NamedPart"]
+
+
+class NamedPart(NamedTuple):
+    """What a name such as ``document.layout.words`` stands for.
+
+    Attributes:
+        name: as it was given.
+        modality: that the part is of.
+        stored: how the payload that is read is found within the modality's, each within the one before; () if it is the
+            modality's.
+        field: decodes that payload.
+        path: the keys that lead from what it decodes to to the part.
+    """
+
+    name: str
+    modality: str
+    stored: tuple[StoredPart, ...]
+    field: Field
+    path: Path
+
+    @property
+    def payload(self) -> tuple[str | int, ...]:
+        """The modality and the names of the payloads within one another: parts with the same ones are read together."""
+        return self.modality, *(one.payload for one in self.stored)
+
+    @property
+    def is_array(self) -> bool:
+        """Whether a batch is an array, or arrays, of the field's `value_layout`."""
+        layout = self.field.value_layout
+        if not self.path:
+            return layout is not None
+        return isinstance(layout, Mapping) and len(self.path) == 1 and self.path[0] in layout
+
+    @property
+    def layout(self) -> ArraySpec | Mapping[str, ArraySpec] | None:
+        """Shape and dtype of each value, as `Field.value_layout`."""
+        layout = self.field.value_layout if self.is_array else None
+        return layout[str(self.path[0])] if self.path and isinstance(layout, Mapping) else layout
+
+    @property
+    def empty_value(self) -> Any:
+        """As `Field.empty_value`."""
+        try:
+            return take(self.field.empty_value, self.path)
+        except LookupError:
+            return None
+
 
 _NOT_REGISTERED = "the field {0!r} is not registered: pass --field module:Class to the command, or call register_field"
 
@@ -40,6 +89,7 @@ class DatasetFields:
         self._chosen: tuple[str, ...] | None = None  # the names that were chosen last
         self._fields: dict[str, Field] = {}
         self._unreadable: dict[str, str] = {}
+        self._parts: dict[str, NamedPart] = {}
         self._record_sizes: dict[str, int] = {}
 
     def set_up(self) -> None:
@@ -122,6 +172,57 @@ class DatasetFields:
                 self.check_name(name)
         self._chosen = chosen
         return chosen
+
+    def split(self, modalities: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[NamedPart, ...]]:
+        """The modalities to decode, and the parts of modalities; errors as `choose` and `part`."""
+        if modalities is None or isinstance(modalities, str) or set(modalities) <= set(self.names):
+            names = self.choose(modalities)
+            for name in names:
+                self.field(name)
+            return names, ()
+        found = [self.part(name) for name in dict.fromkeys(modalities)]
+        whole = tuple(part.name for part in found if part.name == part.modality)
+        return whole, tuple(part for part in found if part.name != part.modality)
+
+    def part(self, name: str) -> NamedPart:
+        """What a name of a modality or of a part stands for.
+
+        Raises:
+            KeyError: no such modality, or its values have no such part.
+            SchemaMismatchError: the modality cannot be decoded here.
+        """
+        part = self._parts.get(name)
+        if part is None:
+            split = split_name(name, self.names)
+            if split is None:
+                self.check_name(name)
+            part = self._parts[name] = self._find_part(name, *(split or (name, ())))
+        return part
+
+    def _find_part(self, name: str, modality: str, path: Path) -> NamedPart:
+        field, rest, owner = self.field(modality), path, modality
+        stored: list[StoredPart] = []
+        while rest and (found := field.stored_part(rest)) is not None:
+            stored.append(found)
+            if len(found.path) == len(rest):  # a layout is read as a document that has nothing else
+                break
+            owner += as_text(rest[: len(rest) - len(found.path)])
+            field, rest = found.field, found.path
+        if rest:
+            self._check_part(name, owner, field, rest[0])
+        return NamedPart(name, modality, tuple(stored), stored[-1].field if stored else field, rest)
+
+    def _check_part(self, name: str, owner: str, field: Field, key: str | int) -> None:
+        """Refuse, with `KeyError`, a part that no value of a field has."""
+        kind, layout = field.VALUE_TYPE, field.value_layout
+        if field.item_field is not None:
+            names = "items, by number: [0]"
+        elif kind is not None and (isinstance(key, int) or key.startswith("_") or not hasattr(kind, key)):
+            names = part_names(kind)
+        else:
+            return
+        if not (isinstance(layout, Mapping) and key in layout):
+            raise KeyError(f"{self._path}: {name!r}: {owner!r} has no part {key!r}; it has {names}")
 
     def field(self, name: str) -> Field:
         """The field of a known modality; `SchemaMismatchError` if it cannot be decoded here, with the reason."""

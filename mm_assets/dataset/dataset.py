@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.dataset.codecs import DatasetFields
+from mm_assets.dataset.codecs import DatasetFields, NamedPart
 from mm_assets.dataset.decoding import Arrays, Batch
 from mm_assets.dataset.files import PackedFiles
 from mm_assets.dataset.manifest import Manifest
@@ -62,7 +62,8 @@ def open(
             settings, say. A file without schema, by another writer (or truncated), opens only with fields for all of
             its modalities.
         verify: check the checksum of each payload that is read, and that an absent one was not lost. By default for all
-            reads that decode, for `read_payloads`, and for Arrow tables; True: also for raw reads; False: never.
+            reads that decode, except for parts that are read alone, for `read_payloads`, and for Arrow tables; True:
+            also for those parts and for raw reads; False: never.
         format: which file of each shard of a manifest to read, ``mult`` or ``mstr``, by default ``mult`` where there
             are both; which files of a folder, needed where it holds both; what a file, or each of a list, must be.
         cache_dir: a local folder that caches what is read of remote files for further epochs and runs, also of
@@ -259,6 +260,15 @@ class Dataset:
         """Modality name to field; without those of a type that is not known here, whose raw bytes can be read."""
         return self._fields.known
 
+    def part(self, name: str) -> NamedPart:
+        """What a name of a modality or of a part of its values stands for, such as ``document.layout.words.boxes``.
+
+        Raises:
+            KeyError: no such modality, or its values have no such part.
+            SchemaMismatchError: the modality is of a type that is not known here.
+        """
+        return self._fields.part(name)
+
     @property
     def selection(self) -> npt.NDArray[np.int64] | None:
         """Positions of a view's samples among all samples of its files: (len,) int64; None for all of them."""
@@ -434,11 +444,11 @@ class Dataset:
 
         Args:
             i: index; negative counts from the end.
-            modalities: names to read; all by default. Nothing else is touched.
+            modalities: names to read, also of parts, such as ``image[0]``; all by default. Nothing else is touched.
 
         Raises:
             IndexError: no such sample.
-            KeyError: no such modality.
+            KeyError: no such modality, or its values have no such part.
             FormatError: the file is damaged there.
             LimitError: a value exceeds a limit of its field, which `with_settings` changes.
             SchemaMismatchError: a modality is of a type that is not known here.
@@ -449,13 +459,13 @@ class Dataset:
         """One modality of many samples, in the order of `indices`, None where absent; no other modality is touched.
 
         Args:
-            name: the modality.
+            name: the modality, or a part of it, such as ``document.layout.words``.
             indices: repeats are fine, negative ones count from the end.
             threads: as for `read_batch`.
 
         Raises:
             IndexError: no such sample.
-            KeyError: no such modality.
+            KeyError: no such modality, or its values have no such part.
             FormatError: the file is damaged there.
             LimitError: a value exceeds a limit of its field, which `with_settings` changes.
             SchemaMismatchError: the modality is of a type that is not known here.
@@ -478,7 +488,9 @@ class Dataset:
 
         Args:
             indices: repeats are fine, negative ones count from the end.
-            modalities: names to read; all by default.
+            modalities: names to read, also of parts, such as ``document.layout.words`` and ``image[0]``; all by
+                default. A part that is stored as a payload of its own is read alone, and its checksum is not verified
+                unless `verify` is True, for which the whole payload is read.
             out: arrays to decode into, by modality, such as `empty_batch` makes; of a modality with several arrays a
                 mapping. The samples are written to the first rows, all of their elements, and any further row is left
                 as it is; the batch holds views of them. Modalities that are not in it get new arrays. After an error
@@ -493,7 +505,7 @@ class Dataset:
 
         Raises:
             IndexError: no such sample.
-            KeyError: no such modality.
+            KeyError: no such modality, or its values have no such part.
             FormatError: the file is damaged there.
             LimitError: a value exceeds a limit of its field, which `with_settings` changes.
             SchemaMismatchError: a modality is of a type that is not known here.
@@ -510,10 +522,10 @@ class Dataset:
 
         Args:
             n: rows.
-            modalities: names; all by default.
+            modalities: names, also of parts; all by default.
 
         Raises:
-            KeyError: no such modality.
+            KeyError: no such modality, or its values have no such part.
             SchemaMismatchError: a modality is of a type that is not known here, or its values are too large for arrays.
             ValueError: a negative `n`.
         """

@@ -64,13 +64,14 @@ class Batch(NamedTuple):
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
-def batch_layout(field: Field, name: str, path: str, count: int) -> ArraySpec | dict[str, ArraySpec] | None:
-    """Shape, the number of rows first, and dtype of the arrays of a batch; None where it is a list.
+def batch_layout(
+    layout: ArraySpec | Mapping[str, ArraySpec] | None, name: str, path: str, count: int
+) -> ArraySpec | dict[str, ArraySpec] | None:
+    """Shape, the number of rows first, and dtype of the arrays of a batch of a `value_layout`; None for a list.
 
     Raises:
         SchemaMismatchError: the file's field says that one value takes more than `MAX_ROW_BYTES`.
     """
-    layout = field.value_layout
     if layout is None:
         return None
     whole = {"": layout} if isinstance(layout, ArraySpec) else layout
@@ -175,7 +176,8 @@ def decode_batches(
             values = [value for part in parts for value in part[0]] if target is None else target
             found[name] = Batch(values, present)
     finally:
-        end([future for futures in started.values() for future in futures])
+        if started:
+            end([future for futures in started.values() for future in futures])
     return {name: found[name] for name in fields}
 
 

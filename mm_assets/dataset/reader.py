@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.dataset.codecs import DatasetFields
+from mm_assets.dataset.codecs import DatasetFields, NamedPart
 from mm_assets.dataset.decoding import Arrays, Batch, batch_layout, batch_target, decode_batches, decode_values, locate
 from mm_assets.dataset.files import Reader
 from mm_assets.dataset.open_files import OpenFiles
+from mm_assets.dataset.parts import read_part_rows
 from mm_assets.dataset.prefetch import Prefetch
 from mm_assets.dataset.workers import WorkerPool, count_threads
 from mm_assets.errors import FormatError, LimitError
 from mm_assets.fields import ArraySpec
-from mm_assets.fields.base import Out
+from mm_assets.fields.base import Out, own_arrays
+from mm_assets.fields.parts import take
 from mm_assets.formats import Column, Payload
 from mm_assets.formats.batch import Indices, spans
 from mm_assets.formats.fast_path import MultiFile, RawBatch, read_raw, scan_raw
@@ -46,13 +48,18 @@ class SampleReader:
 
     def read_sample(self, i: int, modalities: Sequence[str] | None = None) -> dict[str, Any]:
         """As `Dataset.read_sample`."""
-        names = self._fields.choose(modalities)
+        names, parts = self._fields.split(modalities)
         reader, local = self._files.place(i)
         payloads = reader.read_sample(local, names, verify=self._files.files.verify)
-        return {
+        sample = {
             name: None if payload is None else self._decode(reader, local, name, payload)
             for name, payload in payloads.items()
         }
+        if not parts:
+            return sample
+        batch = self._read_with_parts(self._files.positions([i]), (), parts)
+        sample.update((name, _values_of(column)[0]) for name, column in batch.items())
+        return {name: sample[name] for name in modalities or ()}
 
     def _decode(self, reader: Reader, i: int, name: str, payload: Payload) -> Any:
         try:
@@ -73,9 +80,12 @@ class SampleReader:
 
     def read_modality(self, name: str, indices: Indices, *, threads: int | None = 0) -> list[Any]:
         """As `Dataset.read_modality`."""
-        names = self._decodable((name,))
         workers = count_threads(threads)
+        names, parts = self._fields.split((name,))
         positions = self._files.positions(indices)
+        if parts:
+            return _values_of(self._read_with_parts(positions, (), parts, threads=workers)[name])
+        self._fields.field(name)
         return self._own_rows(positions, name, self._read_rows(positions, names)[name], workers)
 
     def read_batch(
@@ -90,18 +100,113 @@ class SampleReader:
         keys: npt.NDArray[np.uint64] | None = None,
     ) -> dict[str, Batch]:
         """As `Dataset.read_batch`."""
-        names = self._decodable(modalities)
+        names, parts = self._fields.split(modalities)
         workers = count_threads(threads)
         positions = self._files.positions(indices)
+        if parts:
+            batch = self._read_with_parts(
+                positions, names, parts, out=out or {}, threads=workers, verify=verify, on_read=on_read, keys=keys
+            )
+            return {name: batch[name] for name in modalities or ()}
         targets = self._targets(names, out or {}, len(positions))
         rows = self._read_rows(positions, names, verify)
         if on_read is not None:
             on_read()
-        found = self._decode_batches(positions, rows, targets, workers, keys)
-        for name, batch in found.items():
-            if targets[name] is None:
-                found[name] = batch._replace(values=list(map(self._fields.field(name).writable, batch.values)))
+        return self._decode_batches(positions, rows, targets, workers, keys)
+
+    def _read_with_parts(
+        self,
+        positions: npt.NDArray[np.int64],
+        names: Sequence[str],
+        parts: Sequence[NamedPart],
+        *,
+        out: Mapping[str, Out] | None = None,
+        threads: int = 0,
+        verify: bool | None = None,
+        on_read: Callable[[], object] | None = None,
+        keys: npt.NDArray[np.uint64] | None = None,
+    ) -> dict[str, Batch]:
+        """As `read_batch`, of modalities and parts of modalities; parts in one payload are decoded together."""
+        count, out = len(positions), out or {}
+        groups: dict[tuple[Any, ...], list[NamedPart]] = {}
+        for part in parts:
+            groups.setdefault((part.payload, part.is_array), []).append(part)
+        targets = self._targets(names, {name: one for name, one in out.items() if name in names}, count)
+        fields = {name: self._fields.field(name) for name in names}
+        modalities = dict.fromkeys(names)
+        for first, *others in groups.values():
+            fields[first.name] = first.field
+            targets[first.name] = self._part_targets([first, *others], out, count) if first.is_array else None
+            if not first.stored:
+                modalities[first.modality] = None
+        self._check_out(out, [*names, *(part.name for part in parts)])
+        whole = self._read_rows(positions, tuple(modalities), verify)
+        rows = {name: whole[name] for name in names}
+        for first, *_ in groups.values():
+            rows[first.name] = self._read_part_rows(positions, first, verify) if first.stored else whole[first.modality]
+        if on_read is not None:
+            on_read()
+        modality_of = {part.name: part.modality for part in parts}
+
+        def place(row: int, name: str) -> tuple[str, int]:
+            return self._place(positions, row, modality_of.get(name, name))
+
+        # An attribute that the arrays of a batch do not have is taken of values that are decoded alone.
+        alone = {group[0].name for group in groups.values() if group[0].field.value_layout and not group[0].is_array}
+        together = {name: field for name, field in fields.items() if name not in alone}
+        found = decode_batches(together, rows, targets, pool=self._pool, threads=threads, place=place, keys=keys)
+        for (_, is_array), (first, *others) in groups.items():
+            if is_array:
+                values, present = found[first.name]
+                for part in (first, *others):
+                    found[part.name] = Batch(values[part.path[0]] if part.path else values, present)
+                continue
+            if first.name in alone:
+                field, column = first.field, rows[first.name]
+                decoded = decode_values(field, first.name, column, pool=self._pool, threads=threads, place=place)
+            else:
+                decoded = found[first.name].values
+            for part in (first, *others):
+                found[part.name] = self._take(part, decoded)
         return found
+
+    def _take(self, part: NamedPart, decoded: list[Any]) -> Batch:
+        """A part of each value."""
+        try:
+            values = [own_arrays(take(value, part.path)) for value in decoded]
+        except LookupError as error:
+            raise KeyError(f"{self._files.name}: {part.name!r}: {error.args[0]}") from error
+        return Batch(values, np.fromiter((value is not None for value in values), np.bool_, len(values)))
+
+    def _part_targets(self, parts: Sequence[NamedPart], out: Mapping[str, Out], count: int) -> Arrays | None:
+        """The arrays that parts in one payload are decoded into: those of `out`, and new ones."""
+        name, field = parts[0].name, parts[0].field
+        layout = batch_layout(field.value_layout, name, self._files.name, count)
+        if not isinstance(layout, dict):
+            return batch_target(layout, next((out[part.name] for part in parts if part.name in out), None), name)
+        targets: dict[str, npt.NDArray[Any]] = {}
+        for part in parts:
+            if part.name in out:
+                chosen = layout[str(part.path[0])] if part.path else layout
+                target = batch_target(chosen, out[part.name], part.name)
+                if isinstance(target, dict):
+                    targets.update(target)
+                elif target is not None:
+                    targets[str(part.path[0])] = target
+        return {key: targets[key] if key in targets else np.empty(*one) for key, one in layout.items()}
+
+    def _read_part_rows(self, positions: npt.NDArray[np.int64], part: NamedPart, verify: bool | None) -> Column:
+        """The payloads of a part."""
+        column = Column(
+            np.zeros((len(positions), part.field.metadata_type.itemsize), np.uint8), [None] * len(positions)
+        )
+        read = partial(read_part_rows, part=part, verify=verify)
+        for where, payloads in self._files.read_each(positions, read):
+            for row, payload in zip(where.tolist(), payloads, strict=True):
+                if payload is not None:
+                    column.records[row] = np.frombuffer(payload.metadata, np.uint8)
+                    column.datas[row] = memoryview(payload.data)
+        return column
 
     def read_payloads(
         self, indices: Indices, modalities: Sequence[str] | None = None, *, verify: bool | None = None
@@ -116,11 +221,13 @@ class SampleReader:
         """As `Dataset.batch_layout`."""
         if operator.index(n) < 0:
             raise ValueError(f"n: found {n}, expected a number of rows from 0")
-        layouts = {
-            name: batch_layout(self._fields.field(name), name, self._files.name, n)
-            for name in self._fields.choose(modalities)
-        }
-        return {name: layout for name, layout in layouts.items() if layout is not None}
+        layouts: dict[str, ArraySpec | dict[str, ArraySpec]] = {}
+        for name in self._fields.names if modalities is None else modalities:
+            part = self._fields.part(name)
+            layout = batch_layout(part.layout, name, self._files.name, n)
+            if layout is not None:
+                layouts[name] = layout
+        return layouts
 
     def to_arrow(
         self,
@@ -163,15 +270,18 @@ class SampleReader:
 
     def _targets(self, names: Sequence[str], out: Mapping[str, Out], count: int) -> dict[str, Arrays | None]:
         """The arrays that a batch of modalities is decoded into."""
-        for name in out:
-            if name not in names:
-                raise ValueError(f"out has {name!r}, which is not read: {', '.join(names)}")
+        self._check_out(out, names)
         return {
             name: batch_target(
-                batch_layout(self._fields.field(name), name, self._files.name, count), out.get(name), name
+                batch_layout(self._fields.field(name).value_layout, name, self._files.name, count), out.get(name), name
             )
             for name in names
         }
+
+    def _check_out(self, out: Mapping[str, Out], names: Sequence[str]) -> None:
+        for name in out:
+            if name not in names:
+                raise ValueError(f"out has {name!r}, which is not read: {', '.join(names)}")
 
     def _read_rows(
         self, positions: npt.NDArray[np.int64], names: Sequence[str], verify: bool | None = None
@@ -336,6 +446,20 @@ class RawReader:
             return
         for start, stop in spans(self._files.num_samples, _SCAN_ROWS):
             yield self.read(np.arange(start, stop), names)
+
+
+def _values_of(batch: Batch) -> list[Any]:
+    """The values of a batch one by one, None where absent; numbers as Python's."""
+    values = [
+        {key: array[row] for key, array in batch.values.items()}
+        if isinstance(batch.values, dict)
+        else batch.values[row]
+        for row in range(len(batch.present))
+    ]
+    return [
+        None if not here else value.item() if isinstance(value, np.generic) else value
+        for value, here in zip(values, batch.present.tolist(), strict=True)
+    ]
 
 
 def _read_file(reader: Reader, indices: npt.NDArray[np.int64], *, names: tuple[str, ...]) -> RawBatch:

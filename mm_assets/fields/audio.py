@@ -6,7 +6,7 @@ NumPy reads PCM and float payloads, libsndfile or PyAV reads files. Nothing is r
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,17 @@ import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, LimitError, MediaError, optional_import
 from mm_assets.fields.array_spec import as_bytes_view
-from mm_assets.fields.base import Encoded, Field, corrupt, over_limit, stored_array, truncated
+from mm_assets.fields.base import (
+    Encoded,
+    Field,
+    are_equal,
+    corrupt,
+    join_arrays,
+    over_limit,
+    split_rows,
+    stored_array,
+    truncated,
+)
 from mm_assets.fields.facts import Fact, MediaLength
 from mm_assets.fields.shown import ShownFile, ShownSamples, StoredBytes
 from mm_assets.media.content_types import Buffer
@@ -36,6 +46,7 @@ _CODECS |= {"wavpack": 40, "asf": 41, "amr": 42}
 _CODEC_NAMES = {number: name for name, number in _CODECS.items()}
 _RAW_DTYPES: dict[int, np.dtype[Any]] = {_PCM16: np.dtype("<i2"), _FLOAT32: np.dtype("<f4")}
 _RAW_ENCODINGS = ("pcm16", "float32")
+_NUM_FRAMES = slice(8, 16)  # bytes of the record
 _LOSSY = ("ogg", "mp3", "mp4", "aac", "ac3", "matroska", "asf", "amr")  # as most of their files are
 _ENCODINGS = ("keep", *_RAW_ENCODINGS, "flac")
 
@@ -89,6 +100,7 @@ class AudioField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 40
+    VALUE_TYPE: ClassVar[type] = Audio
     CONTENT_KIND: ClassVar[str] = "audio"
     TAKES_JSON: ClassVar[bool] = False
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
@@ -251,6 +263,26 @@ class AudioField(Field):
         if self.sample_rate not in (None, rate):
             samples, rate = resample(_to_float(samples), rate, self.sample_rate), self.sample_rate
         return Audio(_to_float(samples) if self.decoded == "float32" else _to_int16(samples), rate)
+
+    def _decode_together(self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer]) -> list[Audio] | None:
+        """Samples that are stored as one dtype, of one rate and number of channels, and decode to these."""
+        if not are_equal(records, but=_NUM_FRAMES) or self.value_layout is not None:
+            return None
+        rate, codec, (_, num_channels) = self._opened_record(memoryview(records[0]))
+        raw = _RAW_DTYPES.get(codec)
+        if raw is None:
+            return None
+        first = self.decode(memoryview(records[0]), datas[0])
+        if (first.sample_rate, first.samples.shape[1]) != (rate, num_channels):
+            return None  # resampled or mixed, each for itself
+        counts = np.ascontiguousarray(records).view(self.metadata_type)["num_frames"].ravel().tolist()
+        samples = join_arrays(datas, raw, [count * num_channels * raw.itemsize for count in counts])
+        if samples is None or max(counts) > self.max_frames:
+            return None
+        if raw.kind == "f" and self.decoded == "int16" and not np.isfinite(samples).all():
+            return None
+        samples = _to_float(samples) if self.decoded == "float32" else _to_int16(samples)
+        return [Audio(one, rate) for one in split_rows(samples.reshape(-1, num_channels), counts)]
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
         """Decode a file block by block; of samples, and of a WAV with PCM, only the sizes are compared."""

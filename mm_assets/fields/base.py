@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import itertools
 import json
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,6 +30,7 @@ from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError
 from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
 from mm_assets.fields.arrow import list_column, list_type
 from mm_assets.fields.facts import Fact
+from mm_assets.fields.parts import Path
 from mm_assets.fields.records import record_struct
 from mm_assets.fields.shown import RangedBytes, Shown, ShownFile, ShownValue, StoredBytes
 from mm_assets.media.content_types import Buffer
@@ -39,20 +42,28 @@ if TYPE_CHECKING:
 __all__ = [
     "JSON",
     "MAX_DATA",
+    "MAX_JOINED",
     "PAYLOAD",
     "Buffer",
     "Encoded",
     "Field",
     "Item",
+    "Locating",
     "Out",
     "Part",
+    "PartPlace",
+    "StoredPart",
+    "are_equal",
     "batch_array",
     "config_error",
     "corrupt",
     "decode_utf8",
     "is_int",
+    "join_arrays",
     "over_limit",
+    "own_arrays",
     "parse_json",
+    "split_rows",
     "stored_array",
     "truncated",
     "unreadable",
@@ -67,6 +78,11 @@ Out: TypeAlias = npt.NDArray[Any] | Mapping[str, npt.NDArray[Any]]
 JSON = Any  # a JSON value; Python's type system has no finite name for it that is worth its cost in casts
 
 MAX_DATA = 2**32 - 1  # bytes: a container's payload size is uint32
+
+MAX_JOINED = 1 << 16  # bytes of a value on average: larger ones gain nothing, and get memory of their own
+_BLOCK_BYTES = (
+    1 << 18
+)  # of rows decoded together: they are in the processor's cache when they are copied to their array
 
 PAYLOAD = "<payload>"
 """The path in a field's `FormatError`: a field does not know its file, and the dataset replaces it."""
@@ -94,6 +110,29 @@ class Part(NamedTuple):
 
     many: bool = False
     needed: bool = False
+
+
+PartPlace: TypeAlias = tuple[Buffer, int, int]
+"""Where a payload within another one is: its metadata record, and offset and size of its data in the other's data."""
+
+Locating: TypeAlias = Generator[tuple[int, int], Buffer, PartPlace | None]
+"""Finds a part: yields (offset, size) of data that it needs, gets their bytes, and returns the place, None for none."""
+
+
+class StoredPart(NamedTuple):
+    """A part of a composite's value that is a payload within the composite's own, so that it can be read alone.
+
+    Attributes:
+        payload: a name or number of that payload, the same for all parts that are read from it.
+        field: decodes it.
+        path: the keys that are left to take of what it decodes to.
+        locate: takes the composite's metadata record and the size of its data. `FormatError` for a damaged payload.
+    """
+
+    payload: str | int
+    field: Field
+    path: Path
+    locate: Callable[[Buffer, int], Locating]
 
 
 class Item(NamedTuple):
@@ -157,6 +196,35 @@ def decode_utf8(data: Buffer) -> str:
         raise corrupt(f"text is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
+def join_arrays(datas: Sequence[Buffer], dtype: npt.DTypeLike, sizes: list[int]) -> npt.NDArray[Any] | None:
+    """The elements of many buffers in one array of its own, (total,); None for buffers of other sizes, or large ones.
+
+    Args:
+        datas: n buffers of bytes.
+        dtype: of the elements.
+        sizes: bytes that each buffer must have.
+    """
+    if list(map(len, datas)) != sizes or sum(sizes) > MAX_JOINED * len(sizes):
+        return None
+    joined = bytearray().join(datas)
+    return np.frombuffer(joined, dtype) if len(joined) == sum(sizes) else None
+
+
+def split_rows(array: npt.NDArray[Any], counts: list[int]) -> list[npt.NDArray[Any]]:
+    """Consecutive runs of an array, views of `counts` elements each along its first axis."""
+    if counts.count(counts[0]) == len(counts):
+        return list(array.reshape(len(counts), counts[0], *array.shape[1:]))
+    return [array[start:stop] for start, stop in itertools.pairwise(itertools.accumulate(counts, initial=0))]
+
+
+def are_equal(records: npt.NDArray[np.uint8], *, but: slice | None = None) -> bool:
+    """Whether all records (n, size) have the same bytes, except for some that may vary."""
+    if but is not None:
+        records = records.copy()
+        records[:, but] = 0
+    return bool(records.tobytes() == records[0].tobytes() * len(records))
+
+
 def stored_array(data: Buffer, dtype: npt.DTypeLike, shape: tuple[int, ...], *, offset: int = 0) -> npt.NDArray[Any]:
     """A read-only view of stored elements; `ValueError` for a shape that NumPy cannot hold, or data that is shorter."""
     size = math.prod(shape)  # NumPy makes no view of no bytes
@@ -193,6 +261,9 @@ class Field(ABC):
 
     SHOWN_TYPE: ClassVar[str | None] = None
     """MIME type of stored bytes that do not show it themselves, such as text, for people who look at them."""
+
+    VALUE_TYPE: ClassVar[type | None] = None
+    """The class of decoded values, if its attributes are the names of all parts that a value may have."""
 
     CONTENT_KIND: ClassVar[str] = "file"
     """What the files of values are to other formats: ``image``, ``audio``, ``video``, ``text``, ``json``, ``array``, a
@@ -298,6 +369,14 @@ class Field(ABC):
             FormatError: the payload is damaged.
         """
         yield 0, metadata, data
+
+    def stored_part(self, path: Path) -> StoredPart | None:
+        """A part that can be read alone; None if the whole value must be decoded to take it.
+
+        Args:
+            path: the keys that lead to it, one or more; a field uses the first ones, and leaves the others.
+        """
+        return None
 
     def item_table(self, metadata: Buffer, stored: RangedBytes) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.void]]:
         """Positions, (n,), and metadata records, (n,), of the items of an `item_field`, not decoded.
@@ -431,7 +510,7 @@ class Field(ABC):
         Args:
             value: as `decode` returns it; None stays None.
         """
-        return _writable(value)
+        return own_arrays(value)
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
         """Raise `FormatError` and `LimitError` exactly when `decode` would.
@@ -457,7 +536,8 @@ class Field(ABC):
 
         Returns:
             The values, an array or a dict of arrays where the field has a `value_layout` (absent rows are zero) and
-            otherwise a list (absent values are None); and (n,) bool, which values are present.
+            otherwise a list (absent values are None) as `writable` returns them, of which small ones may be views of
+            one array; and (n,) bool, which values are present.
 
         Raises:
             FormatError: a payload is damaged.
@@ -465,9 +545,12 @@ class Field(ABC):
         """
         present = self._check_batch(records, datas)
         target = self._batch_target(len(datas), out)
+        together = self._decode_small(records, datas, present, target)
+        if together is not None:
+            return together, present
         if target is None:
             values = [
-                None if data is None else self.decode(memoryview(record), data)
+                None if data is None else self.writable(self.decode(memoryview(record), data))
                 for record, data in zip(records, datas, strict=True)
             ]
             return values, present
@@ -480,10 +563,63 @@ class Field(ABC):
                 self._decode_into(memoryview(records[index]), data, rows if isinstance(target, dict) else rows[""])
         return target, present
 
+    def _decode_small(
+        self,
+        records: npt.NDArray[np.uint8],
+        datas: Sequence[Any],
+        present: npt.NDArray[np.bool_],
+        target: npt.NDArray[Any] | dict[str, npt.NDArray[Any]] | None,
+    ) -> Any:
+        """The values of a batch, decoded together, in `target` unless that is None; None: decode them one by one."""
+        if not _decodes_together(type(self)):
+            return None
+        rows = None if present.all() else np.flatnonzero(present)
+        count = len(datas) if rows is None else len(rows)
+        several = target if isinstance(target, dict) else {} if target is None else {"": target}
+        row_size = sum(math.prod(array.shape[1:]) * array.itemsize for array in several.values())
+        if not count or row_size > MAX_JOINED:
+            return None
+        found: list[Any] = [None] * len(datas)
+        # Rows of arrays are in the processor's cache when they are copied to the target.
+        step = count if target is None else max(1, _BLOCK_BYTES // max(1, row_size))
+        for start in range(0, count, step):
+            block: Any = slice(start, start + step) if rows is None else rows[start : start + step]
+            some = datas[block] if rows is None else [datas[row] for row in block.tolist()]
+            values = self._decode_together(records[block], some)
+            if values is None:
+                return None
+            if rows is None and target is None:
+                return values
+            if target is None:
+                for row, value in zip(block.tolist(), values, strict=True):
+                    found[row] = value
+            for name, array in several.items():
+                array[block] = values[name] if isinstance(target, dict) else values
+        if rows is not None:
+            for array in several.values():
+                array[~present] = 0
+        return found if target is None else target
+
+    def _decode_together(self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer]) -> Any:
+        """Decodes payloads of which none is absent by a few expressions, which small values need to be fast.
+
+        A field that overrides this returns what `decode_batch` does, with the same values bit for bit: arrays of its
+        `value_layout`, or a list of values whose arrays may be written to. It returns None for payloads that differ in
+        more than it handles, or of which one may be damaged: they are then decoded one by one, which raises the error
+        of the first damaged one. A subclass that overrides `decode` alone is decoded one by one.
+
+        Args:
+            records: (n, metadata_type.itemsize) uint8, n from 1.
+            datas: n data buffers.
+        """
+        return None
+
     def _check_batch(self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer | None]) -> npt.NDArray[np.bool_]:
         expected = (len(datas), self.metadata_type.itemsize)
         if records.shape != expected or records.dtype != np.uint8:
             raise ValueError(f"records are {describe(records)}, expected uint8 with shape {expected}")
+        if all(map(operator.is_not, datas, itertools.repeat(None))):
+            return np.ones(len(datas), np.bool_)
         return np.fromiter((data is not None for data in datas), dtype=np.bool_, count=len(datas))
 
     def _batch_target(self, count: int, out: Out | None) -> npt.NDArray[Any] | dict[str, npt.NDArray[Any]] | None:
@@ -647,19 +783,31 @@ class Field(ABC):
         return EncodeError(f"{type(self).__name__}, {place}: {error}" if place else f"{type(self).__name__}: {error}")
 
 
-def _writable(value: Any) -> Any:
+@functools.cache
+def _decodes_together(kind: type[Field]) -> bool:
+    """Whether a class decodes payloads together: not if a subclass has changed what each decodes to."""
+    owners = {
+        name: next(one for one in kind.__mro__ if name in vars(one))
+        for name in ("_decode_together", "decode", "_decode_into", "writable")
+    }
+    together = owners.pop("_decode_together")
+    return together is not Field and all(issubclass(together, one) for one in owners.values())
+
+
+def own_arrays(value: Any) -> Any:
+    """A value in which arrays that are read-only are copied, in lists, tuples, dicts and dataclasses too."""
     if isinstance(value, np.ndarray):
         return value if value.flags.writeable else value.copy()
     if isinstance(value, list | tuple):
-        items = [_writable(item) for item in value]
+        items = [own_arrays(item) for item in value]
         if all(map(operator.is_, items, value)):
             return value
         return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
     if isinstance(value, dict):
-        return {key: _writable(item) for key, item in value.items()}
+        return {key: own_arrays(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        changed = {name: new for name, part in parts.items() if (new := _writable(part)) is not part}
+        changed = {name: new for name, part in parts.items() if (new := own_arrays(part)) is not part}
         value = copy.copy(value) if changed else value
         for name, part in changed.items():
             object.__setattr__(value, name, part)  # not `replace`, which would check the value once more

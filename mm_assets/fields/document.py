@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, MediaError
-from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, corrupt, over_limit
-from mm_assets.fields.document_payload import RECORD, Head, OpenDocument, check_places, write_document
+from mm_assets.fields.base import JSON, Encoded, Field, Item, Locating, Part, StoredPart, corrupt, over_limit
+from mm_assets.fields.document_payload import (
+    RECORD,
+    Head,
+    OpenDocument,
+    check_places,
+    locate_layout,
+    locate_page,
+    write_document,
+)
 from mm_assets.fields.facts import Boxes, Fact
 from mm_assets.fields.image import ImageField
+from mm_assets.fields.parts import Path, as_text
 from mm_assets.fields.plain import json_of_utf8
 from mm_assets.fields.shown import ShownFile, ShownPages, StoredBytes
 from mm_assets.media.content_types import Buffer
@@ -87,6 +97,7 @@ class DocumentField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 52
+    VALUE_TYPE: ClassVar[type] = Document
     metadata_type: ClassVar[np.dtype[np.void]] = RECORD
     FACTS: ClassVar[tuple[type[Fact], ...]] = (Boxes,)
     TAKES_CONTENT: ClassVar[bool] = False
@@ -190,6 +201,22 @@ class DocumentField(Field):
                 found = f"a layout for {width} x {height} pixels and an image of {size[0]} x {size[1]} on page {index}"
                 turned = "; set orientation of image to apply to turn it" if size == (height, width) else ""
                 raise self._wrong_content(found, f"the same size, or another box_scale{turned}")
+
+    def stored_part(self, path: Path) -> StoredPart | None:
+        """The layout, or the image of a page."""
+        if path[0] == "layout":
+            return StoredPart("layout", self, path, self._locate_layout)
+        if path[0] == "pages" and len(path) > 1 and isinstance(path[1], int):
+            return StoredPart(as_text(path[:2]), self.image, path[2:], partial(self._locate_page, path[1]))
+        return None
+
+    def _locate_layout(self, metadata: Buffer, size: int) -> Locating:
+        head = Head(*self._unpack_record(metadata))
+        return locate_layout(head, size, image_record_size=self.image.metadata_type.itemsize)
+
+    def _locate_page(self, number: int, metadata: Buffer, size: int) -> Locating:
+        head, record_size = Head(*self._unpack_record(metadata)), self.image.metadata_type.itemsize
+        return locate_page(head, size, number, image_record_size=record_size, max_pages=self.max_pages)
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
         """Return each page's image file, and the layout as it is stored."""

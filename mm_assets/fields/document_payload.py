@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
 from mm_assets.fields.array_spec import as_bytes_view
-from mm_assets.fields.base import Encoded, corrupt, decode_utf8, over_limit, stored_array, truncated
+from mm_assets.fields.base import Encoded, Locating, corrupt, decode_utf8, over_limit, stored_array, truncated
 from mm_assets.fields.plain import JSONField
+from mm_assets.fields.records import record_struct
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.text_boxes import Numbers, PageLayout, TextBoxes
 
-__all__ = ["RECORD", "Head", "OpenDocument", "check_places", "write_document"]
+__all__ = ["RECORD", "Head", "OpenDocument", "check_places", "locate_layout", "locate_page", "write_document"]
 
 # docs/fields.md, type 52
 RECORD = np.dtype(
@@ -82,6 +83,30 @@ class Head(NamedTuple):
                 ("text_offsets", "<u8", (words + segments + self.num_labels + 2,)),
             ]
         return [(name, np.dtype(kind), shape) for name, kind, shape in found]
+
+    def check(self) -> tuple[int, ...]:
+        """The numbers of words, segments, labels, links and boxes outside; `FormatError` for a record that is none."""
+        if not self.contents & (IMAGES | LAYOUT) or self.contents >= 2 * SEGMENT_QUADS:
+            raise corrupt("document has impossible contents", found=self.contents, expected="pages, a layout or both")
+        has_layout = bool(self.contents & LAYOUT)
+        counts = (self.num_words, self.num_segments, self.num_labels, self.num_links, self.num_outside)
+        if not has_layout and (any(counts) or self.contents != IMAGES or self.coordinate_size):
+            raise corrupt("document without layout has words", found=(*counts, self.contents), expected="none")
+        if has_layout and self.coordinate_size not in _COORDINATES:
+            raise corrupt("coordinates are of an unknown size", found=self.coordinate_size, expected="4 or 8 bytes")
+        if self.contents & IMAGES and not self.num_pages:
+            raise corrupt("document has page images, but no pages", found=0, expected="1 or more")
+        if max(self.num_labels, self.num_outside) > self.num_words + self.num_segments:
+            raise corrupt("document has more labels or outside boxes than boxes", found=counts)
+        return counts
+
+    def layout_columns(self, image_record_size: int) -> tuple[int, int]:
+        """Where the columns of a layout begin and end in the data; the texts follow."""
+        position = start = 0
+        for name, kind, shape in self.columns(image_record_size):
+            start = position if name == "page_sizes" else start
+            position += _padded(kind.itemsize * math.prod(shape))
+        return start, position
 
 
 def _padded(size: int) -> int:
@@ -191,6 +216,45 @@ def _utf8(text: str) -> bytes:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+def locate_layout(head: Head, size: int, *, image_record_size: int) -> Locating:
+    """See `StoredPart`: the layout, as a document without images; None if there is none."""
+    head.check()
+    if not head.contents & LAYOUT:
+        return None
+    start, texts_start = head.layout_columns(image_record_size)
+    _expect_size(size, texts_start)
+    (texts_size,) = np.frombuffer((yield texts_start - 8, 8), "<u8").tolist()  # the last of the text offsets
+    _expect_size(size, texts_start + texts_size)
+    record = record_struct(RECORD).pack(*head._replace(contents=head.contents & ~IMAGES))
+    return record, start, texts_start + texts_size - start
+
+
+def locate_page(head: Head, size: int, number: int, *, image_record_size: int, max_pages: int) -> Locating:
+    """See `StoredPart`: the image of a page; None if there is none of that number."""
+    head.check()
+    count = head.num_pages if head.contents & IMAGES else 0
+    if not -count <= number < count:
+        return None
+    images = {name: kind.itemsize * math.prod(shape) for name, kind, shape in head.columns(image_record_size)[:3]}
+    records_start = _padded(images["image_offsets"]) + _padded(images["positions"])
+    tables_size = records_start + images["image_records"]
+    _expect_size(size, tables_size)
+    if count > max_pages:
+        raise over_limit("document has too many pages", "max_pages", found=count, expected=f"at most {max_pages}")
+    tables = as_bytes_view((yield 0, tables_size))
+    number %= count
+    start, end = np.frombuffer(tables, "<u8", 2, 8 * number).tolist()
+    if not tables_size <= start <= end <= size:
+        raise corrupt("a page's image is out of place", found=(start, end), expected=f"within {tables_size}..{size}")
+    record = records_start + number * image_record_size
+    return tables[record : record + image_record_size], start, end - start
+
+
+def _expect_size(size: int, least: int) -> None:
+    if size < least:
+        raise truncated("document is shorter than its tables", found=size, expected=least)
+
+
 class OpenDocument:
     """A payload whose record and tables have been checked: the offsets within its data."""
 
@@ -199,18 +263,7 @@ class OpenDocument:
     def __init__(self, head: Head, data: Buffer, *, image_record_size: int, max_pages: int, max_words: int) -> None:
         self.head = head
         self._view = as_bytes_view(data)
-        if not head.contents & (IMAGES | LAYOUT) or head.contents >= 2 * SEGMENT_QUADS:
-            raise corrupt("document has impossible contents", found=head.contents, expected="pages, a layout or both")
-        has_layout = bool(head.contents & LAYOUT)
-        counts = (head.num_words, head.num_segments, head.num_labels, head.num_links, head.num_outside)
-        if not has_layout and (any(counts) or head.contents != IMAGES or head.coordinate_size):
-            raise corrupt("document without layout has words", found=(*counts, head.contents), expected="none")
-        if has_layout and head.coordinate_size not in _COORDINATES:
-            raise corrupt("coordinates are of an unknown size", found=head.coordinate_size, expected="4 or 8 bytes")
-        if head.contents & IMAGES and not head.num_pages:
-            raise corrupt("document has page images, but no pages", found=0, expected="1 or more")
-        if max(head.num_labels, head.num_outside) > head.num_words + head.num_segments:
-            raise corrupt("document has more labels or outside boxes than boxes", found=counts)
+        counts = head.check()
         position = self._layout_start = 0
         self._columns: dict[str, npt.NDArray[Any]] = {}
         for name, kind, shape in head.columns(image_record_size):
@@ -229,7 +282,7 @@ class OpenDocument:
             expected = f"at most {max_words} of each"
             raise over_limit("document has too many words", "max_words", found=counts[:4], expected=expected)
         self._layout_end = position
-        if has_layout:
+        if self.has_layout:
             self._check_offsets("text_offsets", 0, None)
             self._layout_end += int(self._columns["text_offsets"][-1])
         start = _padded(self._layout_end)

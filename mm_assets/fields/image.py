@@ -488,7 +488,7 @@ def decode_drawn(
             continue
         record = memoryview(records[row])
         if target is None:
-            values[row] = decode(record, data, key)
+            values[row] = field.writable(decode(record, data, key))
         else:
             rows = {name: array[row, ...] for name, array in several.items()}
             decode_into(record, data, rows if isinstance(target, dict) else rows[""], key)

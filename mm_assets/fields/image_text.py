@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,11 +18,26 @@ import numpy.typing as npt
 
 from mm_assets.errors import ConfigError, FormatError
 from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
-from mm_assets.fields.base import JSON, Encoded, Field, Item, Out, Part, corrupt, decode_utf8, parse_json, truncated
+from mm_assets.fields.base import (
+    JSON,
+    Encoded,
+    Field,
+    Item,
+    Locating,
+    Out,
+    Part,
+    StoredPart,
+    corrupt,
+    decode_utf8,
+    parse_json,
+    truncated,
+)
 from mm_assets.fields.image import DEFAULT_MAX_PIXELS, ImageField, decode_drawn
 from mm_assets.fields.image_crop import RandomCrop
 from mm_assets.fields.image_resize import RESIZES, place, resize
-from mm_assets.fields.plain import TextField
+from mm_assets.fields.parts import Path
+from mm_assets.fields.plain import BytesField, TextField
+from mm_assets.fields.scalar import ScalarField
 from mm_assets.fields.shown import ShownFile, ShownPair, StoredBytes
 from mm_assets.fields.tokens import TokensField
 from mm_assets.media.content_types import Buffer
@@ -32,7 +47,19 @@ __all__ = ["ImageText", "ImageTextPair", "ImageTextPairField"]
 
 _NO_TEXT, _TOKENS_ONLY, _TEXT = 0, 1, 2
 _TEXT_FIELD = TextField()
+_STORED_SCORE = ScalarField("float32")
 _MAX_SCORE: Any = float(np.finfo(np.float32).max)
+
+
+class _StoredText(BytesField):
+    """The text of a pair, without the number of code points that `TextField` stores."""
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> Any:
+        """Return str."""
+        return decode_utf8(super().decode(metadata, data))
+
+
+_STORED_TEXT = _StoredText()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -111,6 +138,7 @@ class ImageTextPairField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 51
+    VALUE_TYPE: ClassVar[type] = ImageTextPair
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
         [
             ("image", "V16"),  # the record of `ImageField`
@@ -209,6 +237,47 @@ class ImageTextPairField(Field):
     def decodes_in_parallel(self) -> bool:
         """As the images do."""
         return self._image_field.decodes_in_parallel
+
+    def stored_part(self, path: Path) -> StoredPart | None:
+        """The image, the tokens, the text or the score."""
+        parts: Mapping[str | int, tuple[str, Field, Path]] = {
+            "image": ("image", self._image_field, path[1:]),
+            "input_ids": ("tokens", self._tokens_field, path),
+            "attention_mask": ("tokens", self._tokens_field, path),
+            "text": ("text", _STORED_TEXT, path[1:]),
+            "clip_score": ("clip_score", _STORED_SCORE, path[1:]),
+        }
+        if path[0] not in parts:
+            return None
+        payload, field, rest = parts[path[0]]
+        return StoredPart(payload, field, rest, partial(self._locate, payload))
+
+    def _locate(self, payload: str, metadata: Buffer, size: int) -> Locating:
+        yield from ()  # the record says where each part is
+        image, tokens, text_offset, image_offset, score, text_kind = self._open_record(metadata, size)
+        if payload == "image":
+            return image, image_offset, size - image_offset
+        if payload == "clip_score":
+            return None if math.isnan(score) else (_STORED_SCORE._pack_record(score), 0, 0)
+        if payload == "tokens":
+            return tokens, 0, text_offset
+        text_size = image_offset - text_offset
+        return (_STORED_TEXT._pack_record(text_size), text_offset, text_size) if text_kind == _TEXT else None
+
+    def _open_record(self, metadata: Buffer | np.void, size: int) -> tuple[Any, ...]:
+        """The values of a record whose data has a size, checked."""
+        record = self._unpack_record(metadata)
+        _, _, text_offset, image_offset, clip_score, text_kind = record
+        if not text_offset <= image_offset <= size:
+            found = (text_offset, image_offset, size)
+            raise truncated("the parts of a pair lie outside its data", found=found, expected="increasing ends")
+        if text_kind not in (_NO_TEXT, _TOKENS_ONLY, _TEXT):
+            raise corrupt("text is of an unknown kind", found=text_kind, expected="0, 1 or 2")
+        if text_kind != _TEXT and text_offset != image_offset:
+            raise corrupt("a text is stored that the record denies", found=image_offset - text_offset, expected=0)
+        if math.isinf(clip_score):
+            raise corrupt("score is infinite", found=clip_score, expected="a finite one, or NaN for none")
+        return record
 
     def keeps_part(self, part: str) -> bool:
         """The image with the encoding ``keep``, the text where it is stored."""
@@ -379,18 +448,9 @@ class _Pair:
     __slots__ = ("clip_score", "image", "image_record", "stored_text", "text_kind", "token_record", "tokens")
 
     def __init__(self, field: ImageTextPairField, metadata: Buffer | np.void, data: Buffer) -> None:
-        record = field._unpack_record(metadata)
-        self.image_record, self.token_record, text_offset, image_offset, self.clip_score, self.text_kind = record
         view = as_bytes_view(data)
-        if not text_offset <= image_offset <= len(view):
-            found = (text_offset, image_offset, len(view))
-            raise truncated("the parts of a pair lie outside its data", found=found, expected="increasing ends")
-        if self.text_kind not in (_NO_TEXT, _TOKENS_ONLY, _TEXT):
-            raise corrupt("text is of an unknown kind", found=self.text_kind, expected="0, 1 or 2")
-        if self.text_kind != _TEXT and text_offset != image_offset:
-            raise corrupt("a text is stored that the record denies", found=image_offset - text_offset, expected=0)
-        if math.isinf(self.clip_score):
-            raise corrupt("score is infinite", found=self.clip_score, expected="a finite one, or NaN for none")
+        record = field._open_record(metadata, len(view))
+        self.image_record, self.token_record, text_offset, image_offset, self.clip_score, self.text_kind = record
         self.tokens, self.stored_text = view[:text_offset], view[text_offset:image_offset]
         self.image = view[image_offset:]
 

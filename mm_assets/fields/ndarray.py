@@ -6,7 +6,7 @@ import io
 import math
 import re
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeGuard
@@ -16,13 +16,26 @@ import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
 from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
-from mm_assets.fields.base import JSON, Encoded, Field, config_error, corrupt, is_int, stored_array, truncated
+from mm_assets.fields.base import (
+    JSON,
+    Encoded,
+    Field,
+    are_equal,
+    config_error,
+    corrupt,
+    is_int,
+    join_arrays,
+    split_rows,
+    stored_array,
+    truncated,
+)
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe
 
 __all__ = ["REAL_CODES", "NDArrayField", "array_of_npy", "dtype_name", "is_npy"]
 
 MAX_DIMENSIONS = 8  # as many as the record holds
+_FIRST_EXTENT = slice(8, 12)  # bytes of the record
 
 # What a record may name; extended precision differs between machines and is not among them.
 REAL_CODES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
@@ -176,6 +189,34 @@ class NDArrayField(Field):
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
         """Return a read-only view of the payload."""
+        dtype, shape = self._dtype_and_shape(metadata)
+        view = as_bytes_view(data)
+        size = math.prod(shape) * dtype.itemsize
+        if len(view) != size:
+            raise truncated("array is not as long as its record says", found=len(view), expected=size)
+        try:
+            return stored_array(view, dtype, shape)
+        except ValueError as error:  # an empty array whose other extents pass NumPy's own limits
+            raise corrupt("array has an impossible shape", found=shape, expected="one that NumPy can hold") from error
+
+    def _decode_together(self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer]) -> Any:
+        """Arrays that may differ in their first extent alone."""
+        is_array = self.value_layout is not None
+        if not are_equal(records, but=None if is_array else _FIRST_EXTENT):
+            return None
+        dtype, shape = self._dtype_and_shape(memoryview(records[0]))
+        item_size = math.prod(shape[1:]) * dtype.itemsize
+        if is_array:
+            joined = join_arrays(datas, dtype, [math.prod(shape) * dtype.itemsize] * len(datas))
+            return None if joined is None else joined.reshape(len(datas), *shape)
+        if not shape or not item_size or (self.shape is not None and self.shape[0] is not None):
+            return None
+        counts = np.ascontiguousarray(records[:, _FIRST_EXTENT]).view("<u4")[:, 0].tolist()
+        joined = join_arrays(datas, dtype, [count * item_size for count in counts])
+        return None if joined is None else split_rows(joined.reshape(-1, *shape[1:]), counts)
+
+    def _dtype_and_shape(self, metadata: Buffer | np.void) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Of a payload, as its record says."""
         code, num_dimensions, *extents = self._unpack_record(metadata)
         dtype = _DTYPES.get(code.rstrip(b"\0"))
         if dtype is None:
@@ -188,14 +229,7 @@ class NDArrayField(Field):
         expected = self._mismatch(dtype, shape)
         if expected is not None:
             raise corrupt("array is not of the field's type", found=f"{dtype} {shape}", expected=expected)
-        view = as_bytes_view(data)
-        size = math.prod(shape) * dtype.itemsize
-        if len(view) != size:
-            raise truncated("array is not as long as its record says", found=len(view), expected=size)
-        try:
-            return stored_array(view, dtype, shape)
-        except ValueError as error:  # an empty array whose other extents pass NumPy's own limits
-            raise corrupt("array has an impossible shape", found=shape, expected="one that NumPy can hold") from error
+        return dtype, shape
 
 
 def _is_opaque(dtype: np.dtype[Any], size: int) -> bool:

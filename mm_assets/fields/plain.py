@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
 from mm_assets.fields.array_spec import as_bytes_view
-from mm_assets.fields.base import JSON, Encoded, Field, Out, corrupt, decode_utf8, truncated
+from mm_assets.fields.base import JSON, Encoded, Field, corrupt, decode_utf8, truncated
 from mm_assets.json_text import MAX_DEPTH, call_with_room, parse_json
 from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import describe
@@ -108,25 +109,19 @@ class TextField(Field):
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> str:
         """Return text."""
         (num_code_points,) = self._unpack_record(metadata)
-        return self._text(num_code_points, data)
-
-    def decode_batch(
-        self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer | None], out: Out | None = None
-    ) -> tuple[Any, npt.NDArray[np.bool_]]:
-        """Return a list of str; see `Field.decode_batch`. The records are unpacked together: texts are short."""
-        if type(self) is not TextField:
-            return super().decode_batch(records, datas, out)  # a subclass that overrides `decode`
-        present = self._check_batch(records, datas)
-        self._batch_target(len(datas), out)
-        counts = np.ascontiguousarray(records).view(self.metadata_type)["num_code_points"].ravel().tolist()
-        rows = zip(counts, datas, strict=True)
-        return [None if data is None else self._text(count, data) for count, data in rows], present
-
-    def _text(self, num_code_points: int, data: Buffer) -> str:
         text = decode_utf8(data)
         if len(text) != num_code_points:
             raise corrupt("text is not as long as its record says", found=len(text), expected=num_code_points)
         return text
+
+    def _decode_together(self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer]) -> list[str] | None:
+        """Texts, whose records are unpacked together."""
+        try:
+            texts = list(map(str, datas, repeat("utf-8")))
+        except UnicodeDecodeError:
+            return None
+        counts = np.ascontiguousarray(records).view(self.metadata_type)["num_code_points"].ravel()
+        return texts if list(map(len, texts)) == counts.tolist() else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from operator import ge, gt
 from struct import pack, unpack_from
@@ -14,7 +15,19 @@ import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, FormatError, LimitError, MediaError
 from mm_assets.fields.array_spec import as_bytes_view
-from mm_assets.fields.base import JSON, PAYLOAD, Encoded, Field, Item, config_error, corrupt, truncated
+from mm_assets.fields.base import (
+    JSON,
+    PAYLOAD,
+    Encoded,
+    Field,
+    Item,
+    Locating,
+    StoredPart,
+    config_error,
+    corrupt,
+    truncated,
+)
+from mm_assets.fields.parts import Path
 from mm_assets.fields.registry import field_from_config
 from mm_assets.fields.shown import RangedBytes, Shown, ShownList, StoredBytes
 from mm_assets.media.content_types import Buffer
@@ -163,6 +176,21 @@ class SequenceField(Field):
         if not -len(items) <= k < len(items):
             raise IndexError(f"item {k} of a sequence of {len(items)}")
         return self._decode_item(items, k % len(items))
+
+    def stored_part(self, path: Path) -> StoredPart | None:
+        """An item, by its number: it is found by the tables, and no other item is read."""
+        number = path[0]
+        if not isinstance(number, int):
+            return None
+        return StoredPart(number, self.inner, path[1:], partial(self._locate_item, number))
+
+    def _locate_item(self, number: int, metadata: Buffer, size: int) -> Locating:
+        tables_size = _starts(self._unpack_record(metadata)[0], self.inner.metadata_type.itemsize)[2]
+        items = self._open(metadata, (yield 0, min(tables_size, size)), size=size)
+        if not -len(items) <= number < len(items):
+            return None
+        _, record, start, end = items.place(number % len(items))
+        return record, start, end - start
 
     def item_payloads(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[tuple[int, memoryview, memoryview]]:
         """Return (position, metadata record, data) of each item in order, not decoded and not copied."""

@@ -6,7 +6,8 @@ up by time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,9 +22,12 @@ from mm_assets.fields.base import (
     Field,
     Item,
     Part,
+    are_equal,
     config_error,
     corrupt,
     is_int,
+    join_arrays,
+    split_rows,
     stored_array,
     truncated,
 )
@@ -40,6 +44,7 @@ _DTYPES = {code.encode("ascii"): np.dtype(code) for code in REAL_CODES}
 _KINDS = "bool, integer or float (16 to 64 bits)"
 _TIMES = np.dtype("<f8")
 _MAX_EXTENT = 2**32 - 1  # the record's words are uint32
+_NUM_STEPS, _BOUNDS_START = slice(0, 4), 16  # bytes of the record
 _UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}  # in a second
 _EXACT = 2**53  # integers up to this are float64 numbers
 
@@ -67,6 +72,7 @@ class TimeSeriesField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 42
+    VALUE_TYPE: ClassVar[type] = TimeSeries
     CONTENT_KIND: ClassVar[str] = "series"
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
         [
@@ -225,6 +231,41 @@ class TimeSeriesField(Field):
         except ValueError as error:
             raise corrupt(f"series is damaged: {error}") from error
 
+    def _decode_together(self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer]) -> Any:
+        """Series that differ in their number of steps alone, of which none is out of order."""
+        if not are_equal(records[:, :_BOUNDS_START], but=_NUM_STEPS if self.num_steps is None else None):
+            return None
+        num_steps, num_columns, dtype, *_ = self._head(memoryview(records[0]))
+        heads = np.ascontiguousarray(records).view(self.metadata_type).ravel()
+        counts = heads["num_steps"].astype(np.int64)
+        if not counts.all() or any(end > num_columns for _, _, end in self.columns):
+            return None
+        if self.value_layout is not None:
+            both = _both_arrays(num_steps, num_columns, dtype)
+            joined = join_arrays(datas, both, [both.itemsize] * len(datas))
+            if joined is None or not self._are_ordered(joined["timestamps"].ravel(), counts, heads):
+                return None
+            return joined
+        splits, sizes = (counts * _TIMES.itemsize).tolist(), (counts * (num_columns * dtype.itemsize)).tolist()
+        pairs = list(zip(datas, splits, strict=True))
+        times = join_arrays([data[:split] for data, split in pairs], _TIMES, splits)
+        table = join_arrays([data[split:] for data, split in pairs], dtype, sizes)
+        if times is None or table is None or not self._are_ordered(times, counts, heads):
+            return None
+        steps = counts.tolist()
+        rows = zip(split_rows(times, steps), split_rows(table.reshape(len(times), num_columns), steps), strict=True)
+        return [TimeSeries.of_checked(one, two, self.columns) for one, two in rows]
+
+    def _are_ordered(
+        self, times: npt.NDArray[np.float64], counts: npt.NDArray[np.int64], heads: npt.NDArray[np.void]
+    ) -> bool:
+        """Whether the timestamps of joined series are finite, increase, and begin and end as their records say."""
+        ends = np.cumsum(counts)
+        increases = times[1:] >= times[:-1] if self.allow_equal else times[1:] > times[:-1]
+        increases[ends[:-1] - 1] = True  # from one series to the next
+        bounds = (times[ends - counts] == heads["start_seconds"]) & (times[ends - 1] == heads["end_seconds"])
+        return bool(increases.all() and bounds.all() and np.isfinite(times).all())
+
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
         """Return the two arrays' bytes."""
         view, split = as_bytes_view(data), self._stored(metadata, data)[0].nbytes
@@ -247,6 +288,16 @@ class TimeSeriesField(Field):
         self, metadata: Buffer | np.void, data: Buffer
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any], float, float]:
         """Timestamps and values, read-only views of the payload, and the first and last second of the record."""
+        num_steps, num_columns, dtype, start, end = self._head(metadata)
+        view, split = as_bytes_view(data), num_steps * _TIMES.itemsize
+        size = split + num_steps * num_columns * dtype.itemsize
+        if len(view) != size:
+            raise truncated("series is not as long as its record says", found=len(view), expected=size)
+        values = stored_array(view, dtype, (num_steps, num_columns), offset=split)
+        return stored_array(view, _TIMES, (num_steps,)), values, start, end
+
+    def _head(self, metadata: Buffer | np.void) -> tuple[int, int, np.dtype[Any], float, float]:
+        """Number of steps and of columns, dtype, first and last second of a payload, as its record says."""
         num_steps, num_columns, code, start, end = self._unpack_record(metadata)
         dtype = _DTYPES.get(code.rstrip(b"\0"))
         if dtype is None or (self.dtype is not None and dtype != np.dtype(self.dtype)):
@@ -254,12 +305,13 @@ class TimeSeriesField(Field):
         found, expected = (num_steps, num_columns), (self.num_steps, self.num_columns)
         if any(want not in (None, have) for want, have in zip(expected, found, strict=True)):
             raise corrupt("series is not of the field's extent", found=found, expected=expected)
-        view, split = as_bytes_view(data), num_steps * _TIMES.itemsize
-        size = split + num_steps * num_columns * dtype.itemsize
-        if len(view) != size:
-            raise truncated("series is not as long as its record says", found=len(view), expected=size)
-        values = stored_array(view, dtype, found, offset=split)
-        return stored_array(view, _TIMES, (num_steps,)), values, start, end
+        return num_steps, num_columns, dtype, start, end
+
+
+@functools.lru_cache(maxsize=64)
+def _both_arrays(num_steps: int, num_columns: int, dtype: np.dtype[Any]) -> np.dtype[np.void]:
+    """The data of a payload as one element."""
+    return np.dtype([("timestamps", _TIMES, (num_steps,)), ("values", dtype, (num_steps, num_columns))])
 
 
 def _seconds(timestamps: npt.NDArray[Any], per_second: int) -> npt.NDArray[np.float64]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,9 +21,12 @@ from mm_assets.fields.base import (
     PAYLOAD,
     Encoded,
     Field,
+    are_equal,
     config_error,
     corrupt,
     is_int,
+    join_arrays,
+    split_rows,
     stored_array,
     truncated,
 )
@@ -40,6 +44,8 @@ _MAX_VOCAB = 2**32
 _MAX_TOKENS = (2**32 - 1) // 4  # a container's payload size is uint32, an id up to 4 bytes
 _DECODED = ("int64", "int32", "uint32", "uint16")
 _TRUNCATE = ("right", "left", "error")
+_MAX_MASKED = 128  # ids of a row up to which one index of all rows is faster than an assignment for each
+_WIDTH = 8  # the byte of the record that has it; pads follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +130,11 @@ class TokensField(Field):
     def _vocab(self) -> int:
         return int(self.vocab_size or 0)
 
+    @cached_property
+    def _id_limit(self) -> int:
+        """Every stored id is below it."""
+        return min(self._vocab, int(np.iinfo(self.decoded).max) + 1)
+
     @property
     def _width(self) -> int:
         return 2 if self._vocab <= _NARROW_VOCAB else 4
@@ -204,10 +215,15 @@ class TokensField(Field):
             return ids
         if self.truncate == "error":
             raise self._too_large(f"{len(ids)} ids", f"at most {limit}, or another truncate", "max_tokens")
+        num_first, num_last = self._kept_ends()
+        return np.concatenate([ids[:num_first], ids[len(ids) - num_last :]])
+
+    def _kept_ends(self) -> tuple[int, int]:
+        """How many ids stay before and after those that are removed of a row that is too long."""
+        limit = self.max_tokens or 0
         # `keep` of them are beyond the removed ids; the others are those at the end that is kept.
         keep = int((self.keep_end if self.truncate == "right" else self.keep_start) or 0)
-        head = limit - keep if self.truncate == "right" else keep
-        return np.concatenate([ids[:head], ids[len(ids) - (limit - head) :]])
+        return (limit - keep, keep) if self.truncate == "right" else (keep, limit - keep)
 
     # --- decode -------------------------------------------------------------------------------------------------------
 
@@ -235,13 +251,48 @@ class TokensField(Field):
         if len(view) != num_tokens * width:
             raise truncated("ids are not as many as their record says", found=len(view), expected=num_tokens * width)
         ids = stored_array(view, _DTYPES[width], (num_tokens,))
-        limit = min(self._vocab, int(np.iinfo(self.decoded).max) + 1)
+        limit = self._id_limit
         if num_tokens and (highest := int(ids.max())) >= limit:
             raise corrupt("an id is outside the vocabulary", found=highest, expected=f"0 to {limit - 1}")
         try:
             return self._cut(ids)
         except LimitError as error:  # truncate is "error": the payload is another field's
             raise error.moved(PAYLOAD) from error
+
+    def _decode_together(self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer]) -> Any:
+        """Ids of one width, of which none is outside the vocabulary."""
+        width = int(records[0, _WIDTH])
+        if width not in _DTYPES or not are_equal(records[:, _WIDTH:]):
+            return None
+        counts = np.ascontiguousarray(records[:, :4]).view("<u4")[:, 0].astype(np.int64)
+        joined = join_arrays(datas, _DTYPES[width], (counts * width).tolist())
+        if joined is None or int(joined.max(initial=0)) >= self._id_limit:
+            return None
+        if self.max_tokens is not None and int(counts.max()) > self.max_tokens:
+            if self.truncate == "error":
+                return None
+            joined, counts = self._cut_rows(joined, counts)
+        ids = joined.astype(self.decoded, copy=False)
+        if self.max_tokens is None:
+            return split_rows(ids, counts.tolist())
+        mask = np.arange(self.max_tokens) < counts[:, np.newaxis]
+        input_ids = np.full(mask.shape, self.pad_id, self.decoded)
+        if self.max_tokens <= _MAX_MASKED:
+            input_ids[mask] = ids
+        else:
+            for row, some in zip(input_ids, split_rows(ids, counts.tolist()), strict=True):
+                row[: len(some)] = some
+        return {"input_ids": input_ids, "attention_mask": mask}
+
+    def _cut_rows(
+        self, ids: npt.NDArray[Any], counts: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """The ids that stay of joined rows, as `_cut` leaves them, and how many of each row."""
+        num_first, num_last = self._kept_ends()
+        places = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+        # Of a row that is short enough these overlap, or meet.
+        stays = (places < num_first) | (places >= np.repeat(counts, counts) - num_last)
+        return ids[stays], np.minimum(counts, num_first + num_last)
 
     def _decode_into(self, metadata: Buffer, data: Buffer, target: Mapping[str, npt.NDArray[Any]]) -> None:
         ids = self._stored(metadata, data)

@@ -45,6 +45,10 @@ class Places(NamedTuple):
     crcs: npt.NDArray[np.uint32]
     records: npt.NDArray[np.uint8] | None = None
 
+    def rows(self) -> slice | npt.NDArray[np.intp]:
+        """Rows of the batch that are present, to index with: a slice, which copies nothing, if all are."""
+        return slice(None) if b"\x00" not in self.present.tobytes() else np.flatnonzero(self.present)
+
     def run(self, start: int, stop: int) -> Places:
         """Rows [start, stop) of the batch."""
         rows = slice(start, stop)

@@ -186,6 +186,31 @@ class MappedFile:
         self.pages.fetch_ranges(ranges)
         return views
 
+    def slices(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> list[memoryview]:
+        """As `view_many`, of ranges [start, end) in arrays."""
+        view = self._view
+        try:
+            views = [view[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        except ValueError:
+            raise ValueError(f"{self.name} is closed") from None
+        if len(views) == 1:
+            self.pages.fetch_one(int(starts[0]), int(ends[0]))
+        elif not self.pages.may_skip(len(views)):
+            self.pages.fetch(starts, ends)
+        return views
+
+    def gather(self, starts: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.uint8]:
+        """A copy of `size` bytes, 1 or more, from each start: (n, size) uint8; `ValueError` if the source is closed."""
+        try:
+            view = self._view[:]  # an array over `_view` itself would keep `close` from releasing it
+        except ValueError:
+            raise ValueError(f"{self.name} is closed") from None
+        if not len(starts):
+            return np.empty((0, size), np.uint8)
+        # An element at every byte of the file: one index copies those at the starts.
+        every = np.ndarray((self.size - size + 1,), f"V{size}", view, strides=(1,))
+        return every[starts].view(np.uint8).reshape(len(starts), size)
+
     @property
     def file(self) -> LocalFile:
         """Reads the file without its mapping, also after this is closed; `ValueError` if it is closed already."""

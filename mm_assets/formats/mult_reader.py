@@ -170,6 +170,11 @@ class MultReader(PackedReader):
         crcs: npt.NDArray[np.uint32],
     ) -> Places:
         sizes = sizes.astype(np.uint64)
+        # Unsigned numbers wrap where something is below its least, and are far too large then.
+        offsets = ptrs - self._least
+        most = np.maximum(offsets, sizes - np.uint64(self.modalities[number].metadata_size))
+        if not any_of(np.maximum(most, offsets + sizes) > self._most):
+            return Places(present=np.ones(len(ptrs), np.bool_), ptrs=ptrs, sizes=sizes, crcs=crcs)
         present = ptrs != 0
         end = np.uint64(self._size)
         # `end - ptrs` wraps where `ptrs > end`, which is bad already.

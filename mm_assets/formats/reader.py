@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import chain, islice, repeat
 from operator import eq
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import CorruptError, FormatError, SchemaMismatchError, TruncatedError
+from mm_assets.errors import CorruptError, FormatError, LimitError, SchemaMismatchError, TruncatedError
 from mm_assets.formats import batch
 from mm_assets.formats.batch import (
     Bounds,
@@ -41,12 +41,18 @@ from mm_assets.formats.records import (
     check_range,
     checksum_error,
     crc32c,
+    crc32c_each,
     name_hash,
 )
 from mm_assets.formats.report import FileDamage, VerifyReport
 from mm_assets.formats.sample_ids import NumberedIds, SampleIds, StoredIds
 from mm_assets.formats.stored import StoredPayload
 from mm_assets.formats.tail import SECTION_NAMES, Section, Tail, Window, check_descriptor
+
+T = TypeVar("T")
+
+RangeReader: TypeAlias = Callable[[int, bytes | memoryview, int], Generator[tuple[int, int], memoryview, T]]
+"""Reads a payload by ranges: see `PackedReader.read_ranges`."""
 
 
 class PackedReader(ABC):
@@ -365,47 +371,57 @@ class PackedReader(ABC):
 
     def _fetch(self, indices: npt.NDArray[np.int64], places: Mapping[int, Places], verify: bool) -> dict[str, Column]:
         """The payloads of a batch; one request to the source."""
-        ranges: list[tuple[int, int]] = []
-        for found in places.values():
-            which = found.present
-            ranges += zip(found.ptrs[which].tolist(), found.sizes[which].tolist(), strict=True)
-        views = iter(self._source.view_many(ranges))
+        if not places:
+            return {}
+        rows = {number: found.rows() for number, found in places.items()}
+        starts = np.concatenate([found.ptrs[rows[number]] for number, found in places.items()])
+        sizes = np.concatenate([found.sizes[rows[number]] for number, found in places.items()])
+        if self.mapped is not None:
+            views = iter(self.mapped.slices(starts, starts + sizes))
+        else:
+            views = iter(self._source.view_many(list(zip(starts.tolist(), sizes.tolist(), strict=True))))
         return {
-            self.names[number]: self._column(indices, number, found, views, verify) for number, found in places.items()
+            self.names[number]: self._column(indices, number, found, rows[number], views, verify)
+            for number, found in places.items()
         }
 
     def _column(
-        self, indices: npt.NDArray[np.int64], number: int, found: Places, views: Iterator[memoryview], verify: bool
+        self,
+        indices: npt.NDArray[np.int64],
+        number: int,
+        found: Places,
+        rows: slice | npt.NDArray[np.intp],
+        views: Iterator[memoryview],
+        verify: bool,
     ) -> Column:
         """One modality of a batch; takes as many views as rows are present."""
-        which = np.flatnonzero(found.present)
-        taken = list(islice(views, len(which)))
+        local = indices[rows]
+        taken = list(islice(views, len(local)))
+        records = None if found.records is None else found.records[rows]
         if verify:  # first: it has what is not in memory yet brought there without the interpreter's lock
-            if found.records is None:
-                checked = [crc32c(view) for view in taken]
-            else:
-                size, rows = found.records.shape[1], found.records[which].tobytes()
-                checked = [crc32c(rows[k * size : (k + 1) * size], view) for k, view in enumerate(taken)]
-            for i, actual, expected in zip(indices[which].tolist(), checked, found.crcs[which].tolist(), strict=True):
-                if actual != expected:
-                    raise self._wrong_payload(i, number, actual, expected)
-            if len(which) < len(indices):
+            before = repeat(0) if records is None else crc32c_each(_bytes_of_rows(records))
+            checked, expected = crc32c_each(taken, before), found.crcs[rows].tolist()
+            if checked != expected:
+                k = next(k for k, (one, two) in enumerate(zip(checked, expected, strict=True)) if one != two)
+                raise self._wrong_payload(int(local[k]), number, checked[k], expected[k])
+            if len(local) < len(indices):
                 self._check_absent(indices[~found.present], number)
-        if found.records is None:
+        if records is None:
             size = self.modalities[number].metadata_size
-            table = np.frombuffer(bytearray().join([view[:size] for view in taken]), np.uint8)
-            records, datas = table.reshape(len(which), size), [view[size:] for view in taken]
-        else:
-            records, datas = found.records, taken
-        if len(which) == len(indices):
-            return Column(records, list(datas))
-        if found.records is None:
-            some, records = records, np.zeros((len(indices), records.shape[1]), np.uint8)
-            records[which] = some
+            if self.mapped is not None:
+                records = self.mapped.gather(found.ptrs[rows], size)
+            else:
+                table = np.frombuffer(bytearray().join([view[:size] for view in taken]), np.uint8)
+                records = table.reshape(len(local), size)
+            taken = [view[size:] for view in taken]
+        if len(local) == len(indices):
+            return Column(records, [*taken])
+        all_records = np.zeros((len(indices), records.shape[1]), np.uint8)
+        all_records[rows] = records
         scattered: list[memoryview | None] = [None] * len(indices)
-        for row, data in zip(which.tolist(), datas, strict=True):
+        for row, data in zip(np.flatnonzero(found.present).tolist(), taken, strict=True):
             scattered[row] = data
-        return Column(records, scattered)
+        return Column(all_records, scattered)
 
     def read_sample(
         self, i: int, names: Sequence[str] | None = None, *, verify: bool | None = None
@@ -463,6 +479,63 @@ class PackedReader(ABC):
                 for present, ptr, size, crc, record in zip(*facts, records, strict=True)
             ]
         return found
+
+    def read_ranges(self, indices: Indices, name: str, read: RangeReader[T]) -> list[T | None]:
+        """What is read of the payloads of many samples by ranges, None where absent.
+
+        What the readers of all payloads ask for at a time is one request to the source. Checksums are not verified.
+
+        Args:
+            indices: of the samples, repeats allowed; negative count from the end.
+            name: the modality.
+            read: takes a sample's index, its metadata record and the size of its data. A generator: it yields
+                (offset, size) of the data, gets their bytes, and returns the result.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            CorruptError: a payload is out of place.
+            FormatError: what `read` raises of the first payload that it refuses; likewise LimitError.
+        """
+        number = self.number_of(name)
+        checked = check_indices(indices, self._num_samples, self.path)
+        places = self._locate(checked, [number])[number]
+        rows, record_size = np.flatnonzero(places.present), self.modalities[number].metadata_size
+        starts, sizes = places.ptrs[rows].tolist(), places.sizes[rows].tolist()
+        if places.records is None:
+            records: list[Any] = self._views([(start, record_size) for start in starts])
+            starts, sizes = [start + record_size for start in starts], [size - record_size for size in sizes]
+        else:
+            records = _bytes_of_rows(places.records[rows])
+        results: list[T | None] = [None] * len(checked)
+        failed: tuple[int, FormatError | LimitError] | None = None
+        waiting: list[tuple[int, int, Generator[tuple[int, int], memoryview, T], Any]] = [
+            (row, start, read(int(checked[row]), record, size), None)
+            for row, start, record, size in zip(rows.tolist(), starts, records, sizes, strict=True)
+        ]
+        while waiting:
+            asked = []
+            for row, start, reading, answer in waiting:
+                if failed is not None and row > failed[0]:
+                    break  # an earlier row may still fail
+                try:
+                    offset, size = reading.send(answer)
+                except StopIteration as end:
+                    results[row] = end.value
+                except (FormatError, LimitError) as error:
+                    failed = (row, error)
+                else:
+                    asked.append((row, start, reading, (start + offset, size)))
+            views = self._views([place for *_, place in asked])
+            waiting = [(*one[:3], view) for one, view in zip(asked, views, strict=True)]
+        if failed is not None:
+            raise failed[1]
+        return results
+
+    def _views(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of ranges; one request to the source for those that are not empty."""
+        views = iter(self._source.view_many([place for place in ranges if place[1]]) if ranges else ())
+        return [next(views) if size else memoryview(b"") for _, size in ranges]
 
     def checksums(self, name: str) -> npt.NDArray[np.uint32]:
         """CRC-32C of every payload: (N,) uint32, 0 where absent; computed where the file has none.
@@ -627,6 +700,12 @@ def _scan_parts(count: int, parts: Sequence[tuple[PackedReader, Sequence[int], b
             for (reader, _, _), run in zip(parts, runs, strict=True):
                 for found in run.values():
                     reader._drop(found.ptrs, found.sizes)
+
+
+def _bytes_of_rows(records: npt.NDArray[np.uint8]) -> list[bytes]:
+    """Each of the metadata records (n, metadata_size) as bytes."""
+    rows: list[bytes] = np.ascontiguousarray(records).view(f"V{records.shape[1]}").ravel().tolist()
+    return rows
 
 
 def _reopen(

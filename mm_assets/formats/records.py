@@ -9,8 +9,9 @@ from __future__ import annotations
 import struct
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -138,6 +139,11 @@ def crc32c(*buffers: Buffer, start: int = 0) -> int:
         # mapping may have to come from the disk first, and other threads run meanwhile.
         value = _crc32c(buffer, value, len(buffer) >= _LONG)
     return value
+
+
+def crc32c_each(buffers: Sequence[Buffer], starts: Iterable[int] = repeat(0)) -> list[int]:
+    """Returns the CRC-32C of each buffer, continued from its start; for a batch faster than `crc32c` in a loop."""
+    return list(map(_crc32c, buffers, starts, map(_LONG.__le__, map(len, buffers))))
 
 
 def check_range(path: str, ptr: int, size: int, file_size: int, what: str) -> None:

@@ -20,7 +20,7 @@ from mm_assets.dataset.decoding import Allocate, Batch
 from mm_assets.dataset.prefetch import BufferPool, arrays_of
 from mm_assets.dataset.workers import WorkerPool
 from mm_assets.errors import ConfigError, FormatError, LoaderError
-from mm_assets.fields import ArraySpec, Field
+from mm_assets.fields import ArraySpec
 from mm_assets.loading.collate import MultimodalCollator, as_tensors, map_batch, pinned, pinned_memory, rows_of
 from mm_assets.loading.order import derive_key
 from mm_assets.loading.plan import Plan, Step
@@ -142,8 +142,8 @@ class BatchMaker:
         self._first_threads = first_threads if first_threads > 1 else 0
         self._pool = WorkerPool()
         self._skip_damaged = skip_damaged
-        self._fields: Mapping[str, Field] = getattr(source, "fields", {})
-        self._draws = any(field.draws for name, field in self._fields.items() if name in self._names)
+        self._find_part: Callable[[str], Any] | None = getattr(source, "part", None)
+        self._draws = self._find_part is not None and any(self._find_part(name).field.draws for name in self._names)
         self._layouts: dict[int, Mapping[str, ArraySpec | dict[str, ArraySpec]]] = {}  # by the samples of a batch
         # Torch's own allocator knows which pinned blocks a device still reads from; ours would not.
         self._allocate: Allocate = pinned_memory
@@ -346,9 +346,9 @@ class BatchMaker:
     def _like_its_field(self, name: str, column: Batch) -> Batch | _NoValues:
         """A column, with dtype and rank of its field if no sample has a value to tell them."""
         is_changed = self._transform is not None or name in self._transforms
-        if column.present.any() or is_changed or name not in self._fields:
+        if column.present.any() or is_changed or self._find_part is None:
             return column
-        return _NoValues(*column, self._fields[name].empty_value)
+        return _NoValues(*column, self._find_part(name).empty_value)
 
 
 def _column(values: list[Any]) -> Batch:

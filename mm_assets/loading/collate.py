@@ -7,7 +7,9 @@ columns (from `Dataset.read_batch`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy.typing as npt
 
 from mm_assets.dataset.decoding import Allocate
 from mm_assets.errors import CollateError, ConfigError, optional_import
+from mm_assets.fields.parts import Path, take
 from mm_assets.loading.rules import Rule, parse_rules
 from mm_assets.summaries import describe
 
@@ -76,8 +79,9 @@ class MultimodalCollator:
             value has this dtype too, or else the dtype and rank of its field's values; samples and transformed values
             have no field, and give float32.
 
-            ``source``: the modality, by default the output's name; with dots, a part of its value:
-            ``clip.audio``, ``pair.input_ids``.
+            ``source``: the modality, by default the output's name; and a part of its value, by attributes or keys
+            after dots and numbers of items in brackets: ``clip.audio``, ``document.layout.words.boxes``, ``image[0]``.
+            A loader reads only that part where it is stored so that it can.
 
             Without any rule every modality is unchanged: columns as they come, samples as lists.
         return_tensors: ``np``, or ``pt`` for torch tensors over the same memory. Lists are not converted. An array
@@ -112,8 +116,15 @@ class MultimodalCollator:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """The modalities that the rules read; () without rules, which means all that there are."""
-        return tuple(dict.fromkeys(rule.source[0] for rule in self._rules))
+        """The modalities that the rules read, as far as dots tell; () without rules, which means all that there are."""
+        return tuple(
+            dict.fromkeys(re.split(r"[.\[]", rule.source)[0] if rule.has_part else rule.source for rule in self._rules)
+        )
+
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """One for each output; empty without rules."""
+        return self._rules
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -134,7 +145,7 @@ class MultimodalCollator:
         Raises:
             CollateError: values do not fit their rule: the message names output and row.
         """
-        rules = self._rules or [Rule(name=name, source=(name,)) for name in _names(samples)]
+        rules = self._rules or [Rule(name=name, source=name) for name in _names(samples)]
         batch: dict[str, Any] = {}
         present: dict[str, Any] = {}
         lengths: Lengths = {}
@@ -182,23 +193,27 @@ class _Column:
 
     @classmethod
     def of(cls, samples: Sequence[Mapping[str, Any]] | Mapping[str, Any], rule: Rule) -> _Column:
-        name, path = rule.source[0], rule.source[1:]
         if not isinstance(samples, Mapping):
+            names = {name for sample in samples for name in sample}
+            name, path = rule.split(names) or (rule.source, ())
             return cls._of_rows([sample.get(name) for sample in samples], path, rule)
-        if name not in samples:
-            raise CollateError(rule.name, f"no modality {name!r}; there are {', '.join(samples) or 'none'}")
+        split = rule.split(samples.keys())
+        if split is None:
+            raise CollateError(rule.name, f"no modality {rule.source!r}; there are {', '.join(samples) or 'none'}")
+        name, path = split
         values, present = samples[name].values, samples[name].present
         if isinstance(values, Mapping) and path:
-            values, path = _part(values, path[0], rule, None), path[1:]
+            values, path = _part(values, path[:1], rule, None), path[1:]
         if isinstance(values, np.ndarray | Mapping) and not path:
             return cls(None, values, present, values[0] if isinstance(values, np.ndarray) and len(values) else None)
         return cls._of_rows(rows_of(values, present), path, rule, getattr(samples[name], "empty", None))
 
     @classmethod
-    def _of_rows(cls, rows: list[Any], path: tuple[str, ...], rule: Rule, empty: Any = None) -> _Column:
-        for key in path:
-            rows = [None if value is None else _part(value, key, rule, row) for row, value in enumerate(rows)]
-            empty = empty.get(key) if isinstance(empty, Mapping) else getattr(empty, key, None)
+    def _of_rows(cls, rows: list[Any], path: Path, rule: Rule, empty: Any = None) -> _Column:
+        if path:
+            rows = [_part(value, path, rule, row) for row, value in enumerate(rows)]
+            with suppress(LookupError):
+                empty = take(empty, path)
         present = np.fromiter((value is not None for value in rows), np.bool_, len(rows))
         return cls(rows, None, present, empty if isinstance(empty, np.ndarray) else None)
 
@@ -220,17 +235,12 @@ def rows_of(values: Any, present: npt.NDArray[np.bool_]) -> list[Any]:
     return [value if ok else None for value, ok in zip(values, present.tolist(), strict=True)]
 
 
-def _part(value: Any, key: str, rule: Rule, row: int | None) -> Any:
-    """One entry or attribute of a value."""
-    if isinstance(value, Mapping):
-        if key in value:
-            return value[key]
-        found = f"{', '.join(map(str, value)) or 'nothing'} in it"
-    elif hasattr(value, key):
-        return getattr(value, key)
-    else:
-        found = describe(value)
-    raise CollateError(rule.name, f"found {found}, and its source {'.'.join(rule.source)} asks for {key!r}", row=row)
+def _part(value: Any, path: Path, rule: Rule, row: int | None) -> Any:
+    """A part of a value; None if the value is absent or has no such item."""
+    try:
+        return take(value, path)
+    except LookupError as error:
+        raise CollateError(rule.name, f"{error.args[0]}: its source is {rule.source}", row=row) from error
 
 
 # --- making outputs ---------------------------------------------------------------------------------------------------
@@ -238,19 +248,12 @@ def _part(value: Any, key: str, rule: Rule, row: int | None) -> Any:
 
 def _arrays(rule: Rule, column: _Column) -> tuple[list[tuple[int, Array]], np.dtype[Any]]:
     """The rows that are present, as arrays of one number of axes, and the dtype of the output."""
-    found: list[tuple[int, Array]] = []
-    for row, value in enumerate(column.rows):
-        if value is None:
-            continue
-        if isinstance(value, Mapping):
-            parts = ", ".join(f"{'.'.join(rule.source)}.{key}" for key in value)
-            raise CollateError(rule.name, f"its source is several values: give one of them, such as {parts}", row=row)
-        array = np.asarray(value)
-        if array.dtype.kind not in "biufc":
-            raise CollateError(rule.name, f"found {describe(value)}, expected numbers for {rule.type}", row=row)
-        if found:
-            _check_like(rule, row, array, found[0])
-        found.append((row, array))
+    rows = [(row, value) for row, value in enumerate(column.rows) if value is not None]
+    kinds = {(value.ndim, value.dtype) if type(value) is np.ndarray else None for _, value in rows}
+    if len(kinds) == 1 and None not in kinds and rows[0][1].dtype.kind in "biufc":
+        found: list[tuple[int, Array]] = rows  # arrays of one kind: a check of each would take longer than the rest
+    else:
+        found = _checked_arrays(rule, rows)
     if rule.dtype is not None:
         for row, array in found:
             if not np.can_cast(array.dtype, rule.dtype, "same_kind"):
@@ -259,6 +262,22 @@ def _arrays(rule: Rule, column: _Column) -> tuple[list[tuple[int, Array]], np.dt
     if not found:
         return found, np.dtype(np.float32) if column.empty is None else column.empty.dtype
     return found, np.result_type(*{array.dtype for _, array in found})
+
+
+def _checked_arrays(rule: Rule, rows: list[tuple[int, Any]]) -> list[tuple[int, Array]]:
+    """Values as arrays of one number of axes."""
+    found: list[tuple[int, Array]] = []
+    for row, value in rows:
+        if isinstance(value, Mapping):
+            parts = ", ".join(f"{rule.source}.{key}" for key in value)
+            raise CollateError(rule.name, f"its source is several values: give one of them, such as {parts}", row=row)
+        array = np.asarray(value)
+        if array.dtype.kind not in "biufc":
+            raise CollateError(rule.name, f"found {describe(value)}, expected numbers for {rule.type}", row=row)
+        if found:
+            _check_like(rule, row, array, found[0])
+        found.append((row, array))
+    return found
 
 
 def _check_like(rule: Rule, row: int, array: Array, first: tuple[int, Array]) -> None:
@@ -298,8 +317,8 @@ def _pad(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> A
     if len(rule.max_length) > num_axes:
         raise CollateError(rule.name, f"found {num_axes} axes, expected {len(rule.max_length)} as in max_length")
     extents = np.zeros((len(column), num_axes), np.int64)
-    for row, array in arrays:
-        extents[row] = array.shape
+    if arrays:
+        extents[column.present] = [array.shape for _, array in arrays]
     for axis, limit in enumerate(rule.max_length):
         if limit is not None:
             np.minimum(extents[:, axis], limit, out=extents[:, axis])
@@ -312,9 +331,9 @@ def _pad(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> A
         raise CollateError(rule.name, f"pad_value {rule.pad_value!r} does not fit {dtype}, the type of the values")
     padded = allocate((len(column), *target), dtype)
     padded[...] = rule.pad_value
-    for row, array in arrays:
-        inside = tuple(slice(0, extent) for extent in extents[row].tolist())
-        padded[row][inside] = array[inside]
+    for (row, array), inside in zip(arrays, extents[column.present].tolist(), strict=True):
+        place = tuple(map(slice, inside))
+        padded[row][place] = array[place]
     # By the rule alone, so that every batch has lengths of one shape.
     num_axes = max(1, len(rule.max_length))
     lengths[rule.name] = extents[:, :num_axes].copy() if num_axes > 1 else extents[:, 0].copy()

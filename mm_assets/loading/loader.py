@@ -21,12 +21,13 @@ from typing import Any, Self
 from mm_assets.dataset.prefetch import Prefetch
 from mm_assets.dataset.workers import count_threads
 from mm_assets.errors import ConfigError, LoaderError, optional_import
+from mm_assets.fields.parts import split_name
 from mm_assets.loading.batches import BatchMaker, BatchSource, Collate, DamagedSample, Made, Transform
 from mm_assets.loading.budget import Budget, BudgetGrouping, read_column
 from mm_assets.loading.collate import MultimodalCollator
 from mm_assets.loading.order import Blocks, EpochOrder
 from mm_assets.loading.plan import LAST, EpochPlan, GroupPlan, find_rank, torch_worker
-from mm_assets.loading.rules import check_integer
+from mm_assets.loading.rules import Rule, check_integer
 from mm_assets.loading.sequence_packer import PackedGrouping, SequencePacker
 from mm_assets.loading.state import LoaderState, fingerprint
 from mm_assets.summaries import describe
@@ -84,7 +85,8 @@ class MultimodalLoader:
 
     Args:
         reader: the dataset.
-        modalities: names to read; by default those that the collator needs, or all. Nothing else is touched.
+        modalities: names of modalities, or of parts, to read; by default those that the collator needs, or all.
+            Nothing else is touched.
         batch_size: samples of a batch, on each rank; or a `Budget`, for batches of a variable number of samples whose
             padded size is limited; or sequences of a batch, if the collator is a `SequencePacker`.
         shuffle: True, a permutation of all samples; `Blocks`, which keeps neighbors near each other, for storage where
@@ -159,7 +161,9 @@ class MultimodalLoader:
         _check_callable("collator", collator, "a MultimodalCollator, to which such rules can be given, or a function")
         self.collator: Collate = MultimodalCollator() if collator is None else collator
         _check_callable("transform", transform, "a function of a sample, a dict of values by modality")
-        self.modalities = _choose_names(reader, modalities, self.collator, has_transform=transform is not None)
+        self.modalities = _choose_names(
+            reader, modalities, self.collator, transforms or {}, has_transform=transform is not None
+        )
         self._transform = transform
         self._transforms = dict(transforms or {})
         for name, transform in self._transforms.items():
@@ -466,21 +470,36 @@ def _check_callable(key: str, value: object, expected: str) -> None:
 
 
 def _choose_names(
-    reader: BatchSource, modalities: Sequence[str] | None, collator: Collate, *, has_transform: bool
+    reader: BatchSource,
+    modalities: Sequence[str] | None,
+    collator: Collate,
+    transforms: Mapping[str, Transform],
+    *,
+    has_transform: bool,
 ) -> tuple[str, ...]:
-    """The modalities to read, all known, and no output with the name of an entry that every batch has."""
+    """The modalities and parts to read, and no output with the name of an entry that every batch has."""
     known = tuple(reader.names)
-    asked = collator.modalities if isinstance(collator, MultimodalCollator) and not has_transform else ()
+    find_part: Callable[[str], Any] | None = getattr(reader, "part", None)  # not every source reads parts
+    rules = collator.rules if isinstance(collator, MultimodalCollator) and not has_transform else ()
     if isinstance(modalities, str):
         raise ConfigError("arguments", "modalities", f"found {modalities!r}, expected a list of names")
+    asked: dict[str, Rule] = {}
+    for rule in rules:
+        split = rule.split(known)
+        # The part alone, unless a transform takes the whole value; an unknown name is refused below.
+        is_part = split is not None and find_part is not None and split[0] not in transforms
+        asked[rule.source if split is None or is_part else split[0]] = rule
     if modalities is None and isinstance(collator, SequencePacker) and not has_transform:
         modalities = collator.choose_modalities(reader)
-    names = tuple(dict.fromkeys(modalities)) if modalities is not None else asked or known
+    names = tuple(dict.fromkeys(modalities)) if modalities is not None else tuple(asked) or known
     for name in names:
-        if name not in known:
+        if name in known:
+            continue
+        if find_part is None or split_name(name, known) is None:
             raise KeyError(f"no modality {name!r}; there are {', '.join(known) or 'none'}")
-    for name in asked:
-        if name not in names:
+        find_part(name)
+    for name, rule in asked.items():
+        if rule.split(names) is None:
             detail = f"the collator makes something of {name!r}, which is not among them"
             raise ConfigError("arguments", "modalities", detail)
     if isinstance(collator, MultimodalCollator):

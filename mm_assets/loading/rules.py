@@ -5,13 +5,14 @@ A wrong rule raises `ConfigError` here, before any data is read; `collate` appli
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mm_assets.errors import ConfigError
+from mm_assets.fields.parts import Path, parse_path, split_name
 
 __all__ = ["Rule", "check_integer", "parse_rules"]
 
@@ -26,7 +27,8 @@ class Rule:
 
     Attributes:
         name: of the output.
-        source: modality, and after it the attributes or keys that lead to the array in its value.
+        source: modality, with the part of its value after it, such as ``document.layout.words``.
+        has_part: whether the source may name a part; else it is a modality's name, dots and all.
         type: stack, pad, ragged or list.
         pad_value: fills rows and their ends.
         max_length: longest extent of the first axes, None for the batch's longest; longer values are truncated.
@@ -35,12 +37,19 @@ class Rule:
     """
 
     name: str
-    source: tuple[str, ...]
+    source: str
+    has_part: bool = False
     type: str = "list"
     pad_value: Any = 0
     max_length: tuple[int | None, ...] = ()
     multiple: int = 1
     dtype: np.dtype[Any] | None = None
+
+    def split(self, names: Collection[str]) -> tuple[str, Path] | None:
+        """Which of some names of modalities and parts the source begins with, and the path from there; None: none."""
+        if not self.has_part:
+            return (self.source, ()) if self.source in names else None
+        return split_name(self.source, names)
 
 
 def check_integer(key: str, value: object, least: int) -> None:
@@ -75,14 +84,16 @@ def _rule(name: str, config: Mapping[str, Any]) -> Rule:
     if "dtype" in config and kind == "list":
         raise ConfigError("arguments", f"{name}.dtype", "goes with arrays, and the type is list")
     source = config.get("source", name)
-    if not isinstance(source, str) or not all(source.split(".")):
-        raise ConfigError("arguments", f"{name}.source", f"found {source!r}, expected modality or modality.part")
+    if not isinstance(source, str) or ("source" in config and parse_path(f".{source}") is None):
+        expected = "a modality and a part of it, such as image, pair.text or image[0]"
+        raise ConfigError("arguments", f"{name}.source", f"found {source!r}, expected {expected}")
     multiple = config.get("pad_to_multiple_of", 1)
     check_integer(f"{name}.pad_to_multiple_of", multiple, 1)
     # A name that the caller gave no source may have dots itself: it is a modality's, as the dataset has it.
     return Rule(
         name=name,
-        source=tuple(source.split(".")) if "source" in config else (name,),
+        source=source,
+        has_part="source" in config,
         type=kind,
         pad_value=_pad_value(name, config.get("pad_value", 0)),
         max_length=_max_length(name, config.get("max_length")),

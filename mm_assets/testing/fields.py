@@ -28,6 +28,9 @@ from mm_assets.dataset.manifest import FORMATS
 from mm_assets.display import KINDS, MAX_DATA, Content, value_item
 from mm_assets.errors import ConfigError, EncodeError, FormatError, LimitError
 from mm_assets.fields import FIELD_NAMES, FIELD_TYPES, ArraySpec, Encoded, Field, SequenceField, field_from_config
+from mm_assets.fields.base import StoredPart
+from mm_assets.fields.parts import Path as PartPath
+from mm_assets.fields.parts import as_text, take
 
 __all__ = ["FieldSuite", "damaged", "flipped", "same"]
 
@@ -251,6 +254,32 @@ class FieldSuite:
         spans = sorted(np.lib.array_utils.byte_bounds(array) for array in arrays)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "arrays share memory"
 
+    def test_parts_are_those_of_the_values(self, tmp_path: Path) -> None:
+        """Each attribute of a value, and each item of a sequence, is read by its name as the value has it."""
+        with mm_assets.create(tmp_path / "x.mstr", {"value": self.field}) as writer:
+            writer.write("absent", {"value": None})
+            for number, (value, _) in enumerate(self.cases):
+                writer.write(str(number), {"value": value})
+        with mm_assets.open(tmp_path / "x.mstr") as dataset:
+            values = [sample["value"] for sample in dataset]
+            parts = [set(_parts_of(value)) for value in values]
+            for path in sorted(set().union(*parts), key=str):
+                rows = [row for row, value in enumerate(values) if value is None or path in parts[row]]
+                found = dataset.read_modality("value" + as_text(path), rows)
+                assert all(same(one, take(values[row], path)) for one, row in zip(found, rows, strict=True)), path
+
+    def test_parts_of_damaged_payloads_are_damaged_or_harmless(self) -> None:
+        """Of a damaged payload a part decodes, or raises FormatError or LimitError, and reads nothing outside of it."""
+        for value, decoded in self.cases[:2]:
+            metadata, data = self.field.encode(value)
+            stored = [part for path in _parts_of(decoded) if (part := self.field.stored_part(path)) is not None]
+            for part in {part.payload: part for part in stored}.values():
+                for broken_metadata, broken_data in damaged(bytes(metadata), bytes(data)):
+                    with contextlib.suppress(FormatError, LimitError):
+                        place = _place_of(part, broken_metadata, broken_data)
+                        if place is not None:
+                            part.field.decode(*place)
+
     def test_bad_configurations_are_refused(self) -> None:
         """An unknown setting or a wrong value is a ConfigError."""
         for config in [{"no_such_setting": 1}, *self.bad_configs]:
@@ -348,6 +377,35 @@ def _arrays_by_path(value: Any, path: tuple[Any, ...] = ()) -> Iterable[tuple[tu
         parts = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
     for key, part in parts:
         yield from _arrays_by_path(part, (*path, key))
+
+
+def _parts_of(value: Any) -> list[PartPath]:
+    """The paths to the attributes of a value, and to the items of lists."""
+    if isinstance(value, list):
+        return [(0,), (-1,), (len(value),)]
+    if not dataclasses.is_dataclass(value):
+        return []
+    parts: list[PartPath] = []
+    for field in dataclasses.fields(value):
+        parts += [(field.name,), *((field.name, *path) for path in _parts_of(getattr(value, field.name)))]
+    return parts
+
+
+def _place_of(stored: StoredPart, metadata: bytes, data: bytes) -> tuple[bytes, bytes] | None:
+    """Record and data of a part, which is found without reading outside of the data."""
+    locating = stored.locate(metadata, len(data))
+    answer: Any = None
+    while True:
+        try:
+            offset, size = locating.send(answer)
+        except StopIteration as end:
+            if end.value is None:
+                return None
+            record, offset, size = end.value
+            assert 0 <= offset <= offset + size <= len(data)
+            return bytes(record), data[offset : offset + size]
+        assert 0 <= offset <= offset + size <= len(data)
+        answer = data[offset : offset + size]
 
 
 def _refuses(field: Field, value: Any, *, match: str = "expected") -> None:

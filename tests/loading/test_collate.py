@@ -358,8 +358,16 @@ def test_tensors_may_come_in() -> None:
             r"row 1: found shape \(1, 3\), expected one that differs",
         ),
         ({"type": "ragged"}, [1], r"row 0: found shape \(\)"),
-        ({"source": "x.part"}, [ints(1)], "row 0: found array .* asks for 'part'"),
-        ({"source": "x.part"}, [{"other": 1}], "row 0: found other in it, .* asks for 'part'"),
+        (
+            {"source": "x.part"},
+            [ints(1)],
+            "row 0: found .*array.* without the part part; it has 1 items, by number: its source is x.part",
+        ),
+        (
+            {"source": "x.part"},
+            [{"other": 1}],
+            "row 0: found dict .* without the part part; it has other: its source is x.part",
+        ),
     ],
 )
 def test_values_that_do_not_fit_are_named(rule: dict[str, Any], values: list[Any], message: str) -> None:
