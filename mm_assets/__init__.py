@@ -36,6 +36,7 @@ from mm_assets.loading.loader import LoaderStats, MultimodalLoader
 from mm_assets.loading.mixing import MixedLoader, mix
 from mm_assets.loading.order import Blocks
 from mm_assets.loading.sequence_packer import SequencePacker
+from mm_assets.loading.windows import Window
 
 if TYPE_CHECKING:
     from mm_assets.dataset.add_stream import add_stream as add_stream
@@ -71,6 +72,7 @@ __all__ = [
     "ShardError",
     "SourceError",
     "TruncatedError",
+    "Window",
     "__version__",
     "convert",
     "create",

@@ -26,7 +26,7 @@ from mm_assets.dataset.reader import RawBatch, RawReader, SampleReader
 from mm_assets.dataset.writer import DatasetWriter, create, spec_of
 from mm_assets.errors import SchemaMismatchError
 from mm_assets.fields import ArraySpec, Field
-from mm_assets.fields.base import Out
+from mm_assets.fields.base import Buffer, Out
 from mm_assets.formats import Payload, SampleIds, VerifyReport
 from mm_assets.formats.batch import Indices
 from mm_assets.formats.stored import StoredPayload
@@ -439,12 +439,16 @@ class Dataset:
         """All samples in order."""
         return map(self._samples.read_sample, range(len(self)))
 
-    def read_sample(self, i: int, modalities: Sequence[str] | None = None) -> dict[str, Any]:
+    def read_sample(
+        self, i: int, modalities: Sequence[str] | None = None, *, window: tuple[float, float] | None = None
+    ) -> dict[str, Any]:
         """One sample: value by modality name, None where absent.
 
         Args:
             i: index; negative counts from the end.
             modalities: names to read, also of parts, such as ``image[0]``; all by default. Nothing else is touched.
+            window: start and duration in seconds: clips, audio, series, timed text and MIDI are those of this window,
+                with times from its start, and no more of them is decoded than that needs. Not of parts.
 
         Raises:
             IndexError: no such sample.
@@ -452,8 +456,85 @@ class Dataset:
             FormatError: the file is damaged there.
             LimitError: a value exceeds a limit of its field, which `with_settings` changes.
             SchemaMismatchError: a modality is of a type that is not known here.
+            ValueError: a window with a negative start or without a duration.
         """
-        return self._samples.read_sample(i, modalities)
+        return self._samples.read_sample(i, modalities, window=window)
+
+    def durations(self, indices: Indices, modalities: Sequence[str] | None = None) -> npt.NDArray[np.float64]:
+        """Seconds that samples take on their clocks, from metadata records alone.
+
+        Args:
+            indices: repeats are fine, negative ones count from the end.
+            modalities: names to consider; all by default.
+
+        Returns:
+            (n,) float64: the shortest of a sample's clips and audio, so that each of them covers it; if it has none,
+            the end of its longest series, music or timed text; NaN if it has none of these either.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+        """
+        return self._samples.durations(indices, modalities)
+
+    def frames(self, name: str, i: int, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
+        """Some frames of a clip, without decoding more than they need.
+
+        Args:
+            name: a modality of clips.
+            i: index of the sample.
+            indices: (K,) numbers of frames in the clip, in any order.
+
+        Returns:
+            (K, H, W, 3) uint8 RGB; None if the sample has no clip.
+
+        Raises:
+            IndexError: no such sample, or no such frame.
+            KeyError: no such modality.
+            TypeError: the modality has no frames.
+            FormatError: the file is damaged there.
+        """
+
+        def decode(field: Field, metadata: Buffer, data: Buffer) -> Any:
+            return field.decode_frames(metadata, data, indices)
+
+        found: npt.NDArray[np.uint8] | None = self._samples.read_parts((name,), i, decode)[name]
+        return found
+
+    def audio(
+        self,
+        name: str,
+        i: int,
+        *,
+        frames: Sequence[int] | npt.NDArray[np.int64] | None = None,
+        audio_until: str = "frame_end",
+    ) -> Any:
+        """The audio of a clip or of an audio modality, without decoding a frame.
+
+        Args:
+            name: the modality.
+            i: index of the sample.
+            frames: (K,) numbers of frames in the clip; None for all audio.
+            audio_until: where the audio of a frame ends: ``frame_end``, where the clip's next frame begins, or
+                ``next_frame``, where the next one of `frames` begins, and that of the last one where the clip ends.
+
+        Returns:
+            `Audio`, or a list of K `Audio`, one for each frame, empty outside the recording; None if the sample has
+            none.
+
+        Raises:
+            IndexError: no such sample, or no such frame.
+            KeyError: no such modality.
+            TypeError: the modality has no audio, or `frames` of one without frames.
+            ValueError: an unknown `audio_until`, or frames that do not increase with ``next_frame``.
+            FormatError: the file is damaged there.
+        """
+
+        def decode(field: Field, metadata: Buffer, data: Buffer) -> Any:
+            return field.decode_audio(metadata, data, frames, audio_until)
+
+        return self._samples.read_parts((name,), i, decode)[name]
 
     def read_modality(self, name: str, indices: Indices, *, threads: int | None = 0) -> list[Any]:
         """One modality of many samples, in the order of `indices`, None where absent; no other modality is touched.
@@ -481,6 +562,7 @@ class Dataset:
         out: Mapping[str, Out] | None = None,
         threads: int | None = 0,
         verify: bool | None = None,
+        windows: npt.ArrayLike | None = None,
         on_read: Callable[[], object] | None = None,
         keys: npt.NDArray[np.uint64] | None = None,
     ) -> dict[str, Batch]:
@@ -499,6 +581,8 @@ class Dataset:
                 in the calling thread, None takes one for each core. The result is the same. The threads wait for
                 the next call, until `close`.
             verify: check the payloads' checksums, where the files have them; by default as the dataset was opened.
+            windows: (n, 2), start and duration of a window of each sample, or one pair for all; as for `read_sample`.
+                If all durations are equal, audio with `decode_rate` and `decode_channels` is an array of that length.
             on_read: called between reading, with its checksums, and decoding.
             keys: (n,) uint64, from which random settings of fields are drawn, such as `decode_crop` of an image: the
                 same key and image give the same crop. Without keys nothing is random.
@@ -509,10 +593,17 @@ class Dataset:
             FormatError: the file is damaged there.
             LimitError: a value exceeds a limit of its field, which `with_settings` changes.
             SchemaMismatchError: a modality is of a type that is not known here.
-            ValueError: `out` does not fit, or no number of threads.
+            ValueError: `out` does not fit, no number of threads, or wrong windows.
         """
         return self._samples.read_batch(
-            indices, modalities, out=out, threads=threads, verify=verify, on_read=on_read, keys=keys
+            indices,
+            modalities,
+            out=out,
+            threads=threads,
+            verify=verify,
+            windows=windows,
+            on_read=on_read,
+            keys=keys,
         )
 
     def batch_layout(

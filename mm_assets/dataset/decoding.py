@@ -136,6 +136,7 @@ def decode_batches(
     pool: WorkerPool,
     threads: int,
     place: Place,
+    windows: npt.NDArray[np.float64] | None = None,
     keys: npt.NDArray[np.uint64] | None = None,
 ) -> dict[str, Batch]:
     """Decode several modalities of the same samples.
@@ -147,6 +148,7 @@ def decode_batches(
         pool: for fields that decode in parallel, if `threads` is 2 or more.
         threads: how many.
         place: for messages.
+        windows: (n, 2), the window of each sample that is decoded; None for all of it.
         keys: (n,) uint64, from which random settings of fields are drawn; None draws nothing.
 
     Raises:
@@ -159,7 +161,7 @@ def decode_batches(
         for name, field in fields.items():
             count = len(rows[name].datas)
             if threads > 1 and field.decodes_in_parallel and count > 1:
-                run = partial(_decode_run, field, rows[name], targets[name], keys)
+                run = partial(_decode_run, field, rows[name], targets[name], windows, keys)
                 started[name] = pool.start_runs(threads, count, run)
         # Fields that threads do not help are decoded here while they work; in this order without threads too, so that
         # of several damaged modalities the same one is reported.
@@ -167,11 +169,12 @@ def decode_batches(
             field, target = fields[name], targets[name]
             try:
                 if name not in started:
-                    found[name] = Batch(*_decode_run(field, rows[name], target, keys, 0, len(rows[name].datas)))
+                    count = len(rows[name].datas)
+                    found[name] = Batch(*_decode_run(field, rows[name], target, windows, keys, 0, count))
                     continue
                 parts = [future.result() for future in started[name]]
             except (FormatError, LimitError) as error:
-                raise _first_damaged(field, name, rows[name], error, place) from error
+                raise _first_damaged(field, name, rows[name], error, place, windows) from error
             present = np.concatenate([part[1] for part in parts])
             values = [value for part in parts for value in part[0]] if target is None else target
             found[name] = Batch(values, present)
@@ -185,22 +188,31 @@ def _decode_run(
     field: Field,
     rows: Column,
     target: Arrays | None,
+    windows: npt.NDArray[np.float64] | None,
     keys: npt.NDArray[np.uint64] | None,
     start: int,
     stop: int,
 ) -> tuple[Any, npt.NDArray[np.bool_]]:
     own: dict[str, Any] = {"keys": keys[start:stop]} if keys is not None and field.draws else {}
-    return field.decode_batch(*rows.run(start, stop), _slice(target, start, stop), **own)
+    out = _slice(target, start, stop)
+    if windows is None:
+        return field.decode_batch(*rows.run(start, stop), out, **own)
+    return field.decode_windows(*rows.run(start, stop), windows[start:stop], out, **own)
 
 
 def _first_damaged(
-    field: Field, name: str, rows: Column, error: FormatError | LimitError, place: Place
+    field: Field,
+    name: str,
+    rows: Column,
+    error: FormatError | LimitError,
+    place: Place,
+    windows: npt.NDArray[np.float64] | None,
 ) -> FormatError | LimitError:
     """The error of the first row that is damaged or too large, with its place: found by decoding each row alone."""
     for row, data in enumerate(rows.datas):
         if data is not None:
             try:
-                field.decode_batch(*rows.run(row, row + 1))
+                _decode_run(field, rows, None, windows, None, row, row + 1)
             except (FormatError, LimitError) as alone:
                 return locate(alone, name, place(row, name))
     # No row fails alone: then none can be named.

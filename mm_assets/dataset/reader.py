@@ -6,8 +6,9 @@ sample and the modality. The only module that uses the formats' fast path.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,8 +23,9 @@ from mm_assets.dataset.parts import read_part_rows
 from mm_assets.dataset.prefetch import Prefetch
 from mm_assets.dataset.workers import WorkerPool, count_threads
 from mm_assets.errors import FormatError, LimitError
-from mm_assets.fields import ArraySpec
-from mm_assets.fields.base import Out, own_arrays
+from mm_assets.fields import ArraySpec, Field
+from mm_assets.fields.base import Buffer, Out, own_arrays
+from mm_assets.fields.measures import clock_ends
 from mm_assets.fields.parts import take
 from mm_assets.formats import Column, Payload
 from mm_assets.formats.batch import Indices, spans
@@ -46,9 +48,17 @@ class SampleReader:
         self._fields = fields
         self._pool = WorkerPool()
 
-    def read_sample(self, i: int, modalities: Sequence[str] | None = None) -> dict[str, Any]:
+    def read_sample(
+        self, i: int, modalities: Sequence[str] | None = None, *, window: tuple[float, float] | None = None
+    ) -> dict[str, Any]:
         """As `Dataset.read_sample`."""
         names, parts = self._fields.split(modalities)
+        if window is not None:
+            if parts:
+                detail = f"the part {parts[0].name!r}: windows are read of whole modalities"
+                raise ValueError(f"found a window, and {detail}")
+            start, seconds = checked_windows(window, 1)[0].tolist()
+            return self.read_parts(names, i, partial(_decode_window, start_seconds=start, seconds=seconds))
         reader, local = self._files.place(i)
         payloads = reader.read_sample(local, names, verify=self._files.files.verify)
         sample = {
@@ -60,6 +70,38 @@ class SampleReader:
         batch = self._read_with_parts(self._files.positions([i]), (), parts)
         sample.update((name, _values_of(column)[0]) for name, column in batch.items())
         return {name: sample[name] for name in modalities or ()}
+
+    def read_parts(
+        self, names: Sequence[str], i: int, decode: Callable[[Field, Buffer, Buffer], Any]
+    ) -> dict[str, Any]:
+        """Decodes a part of each of some values by a function of field, record and data; None where one is absent."""
+        fields = {name: self._fields.field(name) for name in names}
+        positions = self._files.positions([i])
+        values: dict[str, Any] = {}
+        for name, (records, (data,)) in self._read_rows(positions, names, in_parts=_in_parts(fields)).items():
+            try:
+                value = None if data is None else decode(fields[name], memoryview(records[0]), data)
+            except (FormatError, LimitError) as error:
+                raise locate(error, name, self._place(positions, 0, name)) from error
+            values[name] = None if value is None else fields[name].writable(value)
+        return values
+
+    def durations(self, indices: Indices, modalities: Sequence[str] | None = None) -> npt.NDArray[np.float64]:
+        """As `Dataset.durations`."""
+        names = self._fields.choose(modalities)
+        known = {name: self._fields.known[name] for name in names if name in self._fields.known}
+        positions = self._files.positions(indices)
+        media, others = np.full((2, len(positions)), np.nan)
+        for where, columns in self._files.read_each(positions, partial(_read_records, names=tuple(known))):
+            for name, (present, records) in columns.items():
+                typed = np.ascontiguousarray(records).view(known[name].metadata_type).reshape(-1)
+                ends, is_media = clock_ends(typed)
+                ends[~present] = np.nan
+                if is_media:
+                    media[where] = np.fmin(media[where], ends)
+                else:
+                    others[where] = np.fmax(others[where], ends)
+        return np.where(np.isnan(media), others, media)
 
     def _decode(self, reader: Reader, i: int, name: str, payload: Payload) -> Any:
         try:
@@ -96,6 +138,7 @@ class SampleReader:
         out: Mapping[str, Out] | None = None,
         threads: int | None = 0,
         verify: bool | None = None,
+        windows: npt.ArrayLike | None = None,
         on_read: Callable[[], object] | None = None,
         keys: npt.NDArray[np.uint64] | None = None,
     ) -> dict[str, Batch]:
@@ -103,16 +146,24 @@ class SampleReader:
         names, parts = self._fields.split(modalities)
         workers = count_threads(threads)
         positions = self._files.positions(indices)
+        if parts and windows is not None:
+            raise ValueError(f"found windows, and the part {parts[0].name!r}: windows are read of whole modalities")
         if parts:
             batch = self._read_with_parts(
                 positions, names, parts, out=out or {}, threads=workers, verify=verify, on_read=on_read, keys=keys
             )
             return {name: batch[name] for name in modalities or ()}
-        targets = self._targets(names, out or {}, len(positions))
-        rows = self._read_rows(positions, names, verify)
+        fields = {name: self._fields.field(name) for name in names}
+        times = None if windows is None else checked_windows(windows, len(positions))
+        if times is not None:
+            seconds = times[:, 1]
+            same = float(seconds[0]) if len(seconds) and (seconds == seconds[0]).all() else None
+            fields = {name: _for_windows(field, same) for name, field in fields.items()}
+        targets = self._targets(fields, out or {}, len(positions))
+        rows = self._read_rows(positions, names, verify, in_parts=() if times is None else _in_parts(fields))
         if on_read is not None:
             on_read()
-        return self._decode_batches(positions, rows, targets, workers, keys)
+        return self._decode_batches(positions, rows, targets, workers, fields, times, keys)
 
     def _read_with_parts(
         self,
@@ -131,8 +182,8 @@ class SampleReader:
         groups: dict[tuple[Any, ...], list[NamedPart]] = {}
         for part in parts:
             groups.setdefault((part.payload, part.is_array), []).append(part)
-        targets = self._targets(names, {name: one for name, one in out.items() if name in names}, count)
         fields = {name: self._fields.field(name) for name in names}
+        targets = self._targets(fields, {name: one for name, one in out.items() if name in names}, count)
         modalities = dict.fromkeys(names)
         for first, *others in groups.values():
             fields[first.name] = first.field
@@ -251,7 +302,11 @@ class SampleReader:
             read=self._read_rows,
             decode=lambda block, name, rows: self._decode_rows(block, name, rows, workers),
             decode_batches=lambda block, rows: self._decode_batches(
-                block, rows, self._targets(tuple(rows), {}, len(block)), workers
+                block,
+                rows,
+                self._targets({name: self._fields.field(name) for name in rows}, {}, len(block)),
+                workers,
+                {name: self._fields.field(name) for name in rows},
             ),
         )
 
@@ -268,28 +323,30 @@ class SampleReader:
             self._fields.field(name)
         return names
 
-    def _targets(self, names: Sequence[str], out: Mapping[str, Out], count: int) -> dict[str, Arrays | None]:
+    def _targets(self, fields: Mapping[str, Field], out: Mapping[str, Out], count: int) -> dict[str, Arrays | None]:
         """The arrays that a batch of modalities is decoded into."""
-        self._check_out(out, names)
+        self._check_out(out, fields)
         return {
-            name: batch_target(
-                batch_layout(self._fields.field(name).value_layout, name, self._files.name, count), out.get(name), name
-            )
-            for name in names
+            name: batch_target(batch_layout(field.value_layout, name, self._files.name, count), out.get(name), name)
+            for name, field in fields.items()
         }
 
-    def _check_out(self, out: Mapping[str, Out], names: Sequence[str]) -> None:
+    def _check_out(self, out: Mapping[str, Out], names: Collection[str]) -> None:
         for name in out:
             if name not in names:
                 raise ValueError(f"out has {name!r}, which is not read: {', '.join(names)}")
 
     def _read_rows(
-        self, positions: npt.NDArray[np.int64], names: Sequence[str], verify: bool | None = None
+        self,
+        positions: npt.NDArray[np.int64],
+        names: Sequence[str],
+        verify: bool | None = None,
+        in_parts: Sequence[str] = (),
     ) -> dict[str, Column]:
         """The payloads of some modalities; one request to each file for all of them."""
 
         def read(reader: Reader, local: npt.NDArray[np.int64]) -> dict[str, Column]:
-            return reader.read_columns(local, names, verify=checked)
+            return reader.read_columns(local, names, verify=checked, in_parts=in_parts)
 
         checked = self._files.files.verify if verify is None else verify
         count = len(positions)
@@ -327,15 +384,18 @@ class SampleReader:
         rows: Mapping[str, Column],
         targets: Mapping[str, Arrays | None],
         threads: int,
+        fields: Mapping[str, Field],
+        windows: npt.NDArray[np.float64] | None = None,
         keys: npt.NDArray[np.uint64] | None = None,
     ) -> dict[str, Batch]:
         return decode_batches(
-            {name: self._fields.field(name) for name in rows},
+            fields,
             rows,
             targets,
             pool=self._pool,
             threads=threads,
             place=lambda row, name: self._place(positions, row, name),
+            windows=windows,
             keys=keys,
         )
 
@@ -460,6 +520,41 @@ def _values_of(batch: Batch) -> list[Any]:
         None if not here else value.item() if isinstance(value, np.generic) else value
         for value, here in zip(values, batch.present.tolist(), strict=True)
     ]
+
+
+def checked_windows(windows: npt.ArrayLike, count: int) -> npt.NDArray[np.float64]:
+    """Windows as (n, 2) float64; one of them, as a pair, is that of each sample.
+
+    Raises:
+        ValueError: they are of another shape, a start is negative, a duration is not positive, or a number not finite.
+    """
+    found = np.asarray(windows, dtype=np.float64)
+    found = np.broadcast_to(found, (count, 2)) if found.shape == (2,) else found
+    if found.shape != (count, 2):
+        raise ValueError(f"found windows of shape {found.shape}, expected ({count}, 2): start and duration in seconds")
+    if not np.isfinite(found).all() or (found[:, 0] < 0).any() or (found[:, 1] <= 0).any():
+        raise ValueError("found a window with a negative start or without a duration, expected finite seconds")
+    return found
+
+
+def _for_windows(field: Field, seconds: float | None) -> Field:
+    """The field with the settings by which windows of one duration, if there is one, have one shape."""
+    settings = field.window_settings(seconds, None)
+    return dataclasses.replace(field, **settings) if settings else field
+
+
+def _in_parts(fields: Mapping[str, Field]) -> tuple[str, ...]:
+    return tuple(name for name, field in fields.items() if field.READS_PARTS)
+
+
+def _decode_window(field: Field, metadata: Buffer, data: Buffer, *, start_seconds: float, seconds: float) -> Any:
+    return field.decode_window(metadata, data, start_seconds, seconds)
+
+
+def _read_records(
+    reader: Reader, indices: npt.NDArray[np.int64], *, names: tuple[str, ...]
+) -> dict[str, tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]]:
+    return reader.read_records(indices, names)
 
 
 def _read_file(reader: Reader, indices: npt.NDArray[np.int64], *, names: tuple[str, ...]) -> RawBatch:

@@ -143,9 +143,11 @@ def _rows_shown(clip: Clip, times: npt.NDArray[np.float64], outside: str) -> npt
     if clip.frames is None or not len(rows):
         return np.full(len(times), -1, dtype=np.int64)
     found = np.searchsorted(clip.frame_times[rows], times, side="right") - 1
-    is_outside = (found < 0) | (times >= float(clip.timing.video_seconds))
+    start, seconds = clip.window or (0.0, clip.timing.video_seconds)
+    end = float(min(seconds, clip.timing.video_seconds - start))
+    is_outside = (found < 0) | (times >= end)
     if is_outside.any() and outside == "error":
-        first, end = float(clip.frame_times[rows[0]]), float(clip.timing.video_seconds)
+        first = float(clip.frame_times[rows[0]])
         raise ValueError(f"found time {float(times[is_outside][0])} s, expected {first} to {end} s (excluded)")
     shown = rows[np.maximum(found, 0)]
     return np.asarray(np.where(is_outside, -1, shown) if outside == "nan" else shown, dtype=np.int64)

@@ -16,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, LimitError, MediaError, optional_import
-from mm_assets.fields.array_spec import as_bytes_view
+from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
 from mm_assets.fields.base import (
+    JSON,
     Encoded,
     Field,
+    PayloadParts,
     are_equal,
     corrupt,
     join_arrays,
@@ -31,12 +33,14 @@ from mm_assets.fields.base import (
 from mm_assets.fields.facts import Fact, MediaLength
 from mm_assets.fields.shown import ShownFile, ShownSamples, StoredBytes
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.sound import resample
-from mm_assets.media.sound_files import SHORT_SUBTYPES, OpenAudio, open_audio
+from mm_assets.media.ranged_file import RangedFile, whole_of
+from mm_assets.media.sound import mix, mixes, resample, resample_range, resampled_length
+from mm_assets.media.sound_files import SHORT_SUBTYPES, OpenAudio, open_audio, read_audio_range
 from mm_assets.media.sounds import AudioInfo, probe_audio
+from mm_assets.media.timing import offset_in_samples
 from mm_assets.summaries import ArrayValue, describe
 
-__all__ = ["Audio", "AudioField", "samples_of"]
+__all__ = ["Audio", "AudioField", "fill_samples", "samples_of", "window_samples"]
 
 _PCM16, _FLOAT32 = 1, 2
 _CODECS = {"pcm16": _PCM16, "float32": _FLOAT32, "wav": 3, "flac": 4, "ogg": 5, "mp3": 6}
@@ -92,15 +96,19 @@ class AudioField(Field):
         encoding: ``keep`` stores files as they are, int16 samples as PCM and float32 samples as floats. ``pcm16``,
             ``float32`` and ``flac`` (16 bits, lossless) store samples so, and files decoded and encoded so. Floats
             beyond [-1, 1] do not fit 16 bits and are refused, not clipped.
-        sample_rate: Hz that every value must have: another is refused while it is encoded. Where a payload has another,
-            as in a dataset that is read with this setting, decoding resamples it (soxr, HQ; clipped to [-1, 1]). None
-            for any.
+        sample_rate: Hz that every value must have: another is refused, while encoding and decoding. None for any.
         decoded: dtype of decoded samples, ``float32`` or ``int16``.
+        decode_rate: Hz that decoding resamples to (soxr, HQ; clipped to [-1, 1]); None for the stored rate.
+        decode_channels: channels that decoding mixes to: from several to one, from one to several, or from 5.1 to
+            stereo; None for the stored ones.
+        decode_length: samples per channel of an array of a batch, truncated or padded with zeros; None: a batch is a
+            list.
         max_frames: samples per channel that are encoded or decoded at most.
     """
 
     TYPE_ID: ClassVar[int] = 40
     VALUE_TYPE: ClassVar[type] = Audio
+    READS_PARTS: ClassVar[bool] = True
     CONTENT_KIND: ClassVar[str] = "audio"
     TAKES_JSON: ClassVar[bool] = False
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
@@ -112,13 +120,21 @@ class AudioField(Field):
     encoding: str = "keep"
     sample_rate: int | None = None
     decoded: str = "float32"
+    decode_rate: int | None = None
+    decode_channels: int | None = None
+    decode_length: int | None = None
     max_frames: int = DEFAULT_MAX_FRAMES
 
     def __post_init__(self) -> None:
         self._expect_choice("encoding", _ENCODINGS)
         self._expect_choice("decoded", ("float32", "int16"))
         self._expect_int("sample_rate", 1, MAX_RATE, optional=True)
+        self._expect_int("decode_rate", 1, MAX_RATE, optional=True)
+        self._expect_int("decode_channels", 1, MAX_CHANNELS, optional=True)
+        self._expect_int("decode_length", 1, 2**32, optional=True)
         self._expect_int("max_frames", 1, 2**40)
+        if self.decode_length is not None and None in (self.decode_channels, self.decode_rate or self.sample_rate):
+            raise self._wrong_setting("decode_length", "it with decode_rate and decode_channels")
 
     @property
     def keeps_bytes(self) -> bool:
@@ -126,14 +142,26 @@ class AudioField(Field):
         return self.encoding == "keep"
 
     @property
+    def value_layout(self) -> Mapping[str, ArraySpec] | None:
+        """With `decode_length` the arrays ``samples``, without an axis for one channel, and ``mask``."""
+        if self.decode_length is None or self.decode_channels is None:
+            return None
+        length, channels = self.decode_length, self.decode_channels
+        shape = (length,) if channels == 1 else (length, channels)
+        return {
+            "samples": ArraySpec(shape, np.dtype(self.decoded)),
+            "mask": ArraySpec((length,), np.dtype(np.bool_)),
+        }
+
+    @property
     def empty_value(self) -> Mapping[str, Any]:
-        """``samples`` alone: (0, 0) of `decoded`."""
-        return {"samples": np.empty((0, 0), self.decoded)}
+        """``samples`` alone: (0, channels) of `decoded`."""
+        return {"samples": np.empty((0, self.decode_channels or 0), self.decoded)}
 
     @property
     def decodes_in_parallel(self) -> bool:
-        """Unless samples are stored as they are: libsndfile is called without the interpreter lock."""
-        return self.encoding not in _RAW_ENCODINGS
+        """Unless samples are stored as they are: libsndfile and soxr are called without the interpreter lock."""
+        return self.encoding not in _RAW_ENCODINGS or self.decode_rate is not None
 
     # --- encode -------------------------------------------------------------------------------------------------------
 
@@ -260,9 +288,100 @@ class AudioField(Field):
             samples = _decode_file(view, _CODEC_NAMES[codec], shape, rate, dtype, max_frames=self.max_frames)
         else:
             samples = self._raw_samples(view, raw, shape)
-        if self.sample_rate not in (None, rate):
-            samples, rate = resample(_to_float(samples), rate, self.sample_rate), self.sample_rate
-        return Audio(_to_float(samples) if self.decoded == "float32" else _to_int16(samples), rate)
+        target = self.decode_rate or rate
+        if (rate, shape[1]) != (target, self.decode_channels or shape[1]):
+            samples = resample(self._mix(_to_float(samples)), rate, target)
+        return Audio(_to_float(samples) if self.decoded == "float32" else _to_int16(samples), target)
+
+    def decode_window(
+        self, metadata: Buffer | np.void, data: Buffer | PayloadParts, start_seconds: float, seconds: float
+    ) -> Audio:
+        """Return `Audio` of round(seconds · rate) samples, less if the audio ends before.
+
+        They are those of `decode` from sample round(start_seconds · rate) on: the same bits, unless they are resampled
+        (to 2e-6). A file's structure and its own checksums are not read beyond the window.
+        """
+        rate, codec, shape = self._opened_record(metadata)
+        start, stop = window_samples(start_seconds, seconds, self.decode_rate or rate)
+        if isinstance(data, Buffer):
+            return self._decode_range(as_bytes_view(data), rate, codec, shape, start, stop)
+        with RangedFile.to_decode(data.size, data.read) as file:
+            return self._decode_range(file, rate, codec, shape, start, stop)
+
+    def decode_audio(
+        self,
+        metadata: Buffer | np.void,
+        data: Buffer | PayloadParts,
+        frames: npt.ArrayLike | None = None,
+        audio_until: str = "frame_end",
+    ) -> Audio:
+        """Return `decode`; `TypeError` for that of frames."""
+        if frames is not None:
+            raise TypeError(f"{type(self).__name__} has no frames, expected a field of clips")
+        return self.decode(metadata, data if isinstance(data, Buffer) else data.read(0, data.size))
+
+    def _decode_range(
+        self, view: memoryview | RangedFile, rate: int, codec: int, shape: tuple[int, int], start: int, stop: int
+    ) -> Audio:
+        """The samples [start, stop) of what `decode` returns."""
+        target, channels = self.decode_rate or rate, self.decode_channels or shape[1]
+        total = resampled_length(shape[0], rate, target)
+        start, stop = min(start, total), min(stop, total)
+        _expect_frames(stop - start, self.max_frames)
+        if (rate, shape[1]) == (target, channels):
+            samples = self._stored_range(view, rate, codec, shape, start, stop)
+        else:
+
+            def read(first: int, last: int) -> npt.NDArray[np.float32]:
+                return self._mix(_to_float(self._stored_range(view, rate, codec, shape, first, last)))
+
+            samples = resample_range(read, shape[0], rate, target, start, stop)
+        return Audio(_to_float(samples) if self.decoded == "float32" else _to_int16(samples), target)
+
+    def _stored_range(
+        self, view: memoryview | RangedFile, rate: int, codec: int, shape: tuple[int, int], start: int, stop: int
+    ) -> npt.NDArray[Any]:
+        """The stored samples [start, stop), of which there are that many by the record."""
+        raw = _RAW_DTYPES.get(codec)
+        if raw is not None and isinstance(view, RangedFile):
+            each = shape[1] * raw.itemsize
+            if view.size != shape[0] * each:
+                raise truncated("audio is not as long as its record says", found=view.size, expected=shape[0] * each)
+            some = memoryview(view.bytes_at(start * each, (stop - start) * each))
+            return self._raw_samples(some, raw, (stop - start, shape[1]), 0, stop - start)
+        if raw is not None:
+            return self._raw_samples(whole_of(view), raw, shape, start, stop)
+        return _decode_file_range(view, _CODEC_NAMES[codec], shape, rate, np.dtype(self.decoded), start, stop)
+
+    def _mix(self, samples: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return mix(samples, self.decode_channels or samples.shape[1])
+
+    def window_settings(self, seconds: float | None, frames: int | None) -> dict[str, JSON]:
+        """The length of a window, if rate and channels are set and `decode_length` is not."""
+        rate = self.decode_rate or self.sample_rate
+        if seconds is None or rate is None or self.decode_channels is None or self.decode_length is not None:
+            return {}
+        return {"decode_length": max(1, offset_in_samples(seconds, rate))}
+
+    def _decode_into(self, metadata: Buffer, data: Buffer, target: Mapping[str, npt.NDArray[Any]]) -> None:
+        rate, codec, shape = self._opened_record(metadata)
+        view, length = as_bytes_view(data), len(target["mask"])
+        if resampled_length(shape[0], rate, self.decode_rate or rate) <= length:
+            fill_samples(self.decode(metadata, data).samples, target["samples"], target["mask"])
+        else:
+            found = self._decode_range(view, rate, codec, shape, 0, length)
+            fill_samples(found.samples, target["samples"], target["mask"])
+
+    def _decode_window_into(
+        self,
+        metadata: Buffer,
+        data: Buffer | PayloadParts,
+        target: Mapping[str, npt.NDArray[Any]],
+        start_seconds: float,
+        seconds: float,
+    ) -> None:
+        samples = self.decode_window(metadata, data, start_seconds, seconds).samples
+        fill_samples(samples, target["samples"], target["mask"])
 
     def _decode_together(self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer]) -> list[Audio] | None:
         """Samples that are stored as one dtype, of one rate and number of channels, and decode to these."""
@@ -313,15 +432,27 @@ class AudioField(Field):
             )
         if not 1 <= rate <= MAX_RATE:
             raise corrupt("audio has an impossible rate", found=rate, expected=f"1 to {MAX_RATE} Hz")
+        if self.sample_rate not in (None, rate):
+            expected = f"{self.sample_rate} Hz; decode_rate resamples audio"
+            raise over_limit("audio has another sample rate", "sample_rate", found=f"{rate} Hz", expected=expected)
+        if not mixes(num_channels, self.decode_channels or num_channels):
+            detail, expected = (
+                "audio cannot be mixed to so many channels",
+                f"1, 6 for stereo, or {self.decode_channels}",
+            )
+            raise over_limit(detail, "decode_channels", found=num_channels, expected=expected)
         return rate, codec, (num_frames, num_channels)
 
-    def _raw_samples(self, view: memoryview, raw: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """Stored samples, which can be converted to the field's `decoded`."""
+    def _raw_samples(
+        self, view: memoryview, raw: np.dtype[Any], shape: tuple[int, int], start: int = 0, stop: int | None = None
+    ) -> npt.NDArray[Any]:
+        """Stored samples [start, stop), which can be converted to the field's `decoded`."""
         expected = shape[0] * shape[1] * raw.itemsize
         if len(view) != expected:
             raise truncated("audio is not as long as its record says", found=len(view), expected=expected)
-        _expect_frames(shape[0], self.max_frames)
-        samples = stored_array(view, raw, shape)
+        if stop is None:
+            _expect_frames(shape[0], self.max_frames)
+        samples = stored_array(view, raw, shape)[start:stop]
         if self.decoded == "int16" and raw.kind == "f" and not np.isfinite(samples).all():
             raise corrupt("audio has samples that are infinite or NaN", found="NaN", expected="finite samples")
         return samples
@@ -331,6 +462,23 @@ class AudioField(Field):
         rate, _, _, num_frames = self._unpack_record(metadata)
         if rate:
             yield MediaLength(num_frames / rate)
+
+
+def window_samples(start_seconds: float, seconds: float, rate: int) -> tuple[int, int]:
+    """The samples of a window: the first, and the one after the last; both counts are rounded, a half to even."""
+    start = offset_in_samples(start_seconds, rate)
+    return start, start + offset_in_samples(seconds, rate)
+
+
+def fill_samples(samples: npt.NDArray[Any], target: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> None:
+    """Write (n, channels) samples into a row of a batch, (length,) or (length, channels), and what is beyond as zeros.
+
+    `mask`, (length,) bool, is set where there are samples.
+    """
+    count = min(len(samples), len(target))
+    target[:count] = samples[:count].reshape(count, *target.shape[1:])
+    target[count:] = 0
+    mask[:count], mask[count:] = True, False
 
 
 def samples_of(value: object, expected: str = "Audio or (samples, sample_rate)") -> tuple[npt.NDArray[Any], int]:
@@ -435,6 +583,51 @@ def _decode_file(
         needed = count * num_channels * dtype.itemsize
         raise MemoryError(f"audio of shape {shape} needs {needed} bytes: set a lower max_frames") from error
     return samples
+
+
+def _decode_file_range(
+    data: Buffer | RangedFile,
+    codec: str,
+    shape: tuple[int, int],
+    rate: int,
+    dtype: np.dtype[Any],
+    start: int,
+    stop: int,
+) -> npt.NDArray[Any]:
+    """Samples [start, stop) of what `_decode_file` decodes; by seeking, where the file allows it."""
+    try:
+        found = read_audio_range(data, codec, shape[0], start, stop, dtype.name) if start < stop else None
+        samples, facts = (None, (shape[1], rate)) if found is None else (found[0], (found[0].shape[1], found[1]))
+        if start < stop and found is None:
+            with open_audio(whole_of(data), codec, length=shape[0], whole=False) as sound:
+                facts = (sound.channels, sound.sample_rate)
+                samples = _blocks_between(sound, start, stop, dtype)
+    except MediaError as error:
+        raise corrupt(f"audio cannot be decoded: {error.reason}") from error
+    if facts != (shape[1], rate):
+        raise corrupt("audio is not as its record says", found=facts, expected=(shape[1], rate))
+    if samples is None:
+        return np.zeros((0, shape[1]), dtype)
+    if len(samples) < stop - start:
+        raise truncated("audio ends early", found=start + len(samples), expected=f"{shape[0]} samples per channel")
+    if dtype.kind == "i" and samples.dtype.kind == "f":
+        if not np.isfinite(samples).all():
+            raise corrupt("audio has samples that are infinite or NaN", found="NaN", expected="finite samples")
+        return _to_int16(samples)
+    return samples
+
+
+def _blocks_between(sound: OpenAudio, start: int, stop: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Samples [start, stop) of a file that is decoded from its start; less if it ends before."""
+    kind = "int16" if dtype.kind == "i" and sound.subtype in SHORT_SUBTYPES else "float32"
+    pieces = [np.zeros((0, sound.channels), kind)]
+    at = 0
+    for block in sound.blocks(kind):
+        pieces.append(block[max(start - at, 0) : max(stop - at, 0)])
+        at += len(block)
+        if at >= stop:
+            break
+    return np.concatenate(pieces)
 
 
 def _check_file(

@@ -21,7 +21,8 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,7 @@ __all__ = [
     "Out",
     "Part",
     "PartPlace",
+    "PayloadParts",
     "StoredPart",
     "are_equal",
     "batch_array",
@@ -71,6 +73,18 @@ __all__ = [
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class PayloadParts(Protocol):
+    """The data of a payload that is read by ranges: a `mm_assets.formats.StoredPayload`."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes from `offset` on."""
+
 
 Out: TypeAlias = npt.NDArray[Any] | Mapping[str, npt.NDArray[Any]]
 """What a batch is decoded into: one array, or several by name."""
@@ -264,6 +278,10 @@ class Field(ABC):
 
     VALUE_TYPE: ClassVar[type | None] = None
     """The class of decoded values, if its attributes are the names of all parts that a value may have."""
+
+    READS_PARTS: ClassVar[bool] = False
+    """Whether `decode_window`, `decode_frames` and `decode_audio` read only what they need of a payload, which may be
+    large: they also take `PayloadParts` as its data."""
 
     CONTENT_KIND: ClassVar[str] = "file"
     """What the files of values are to other formats: ``image``, ``audio``, ``video``, ``text``, ``json``, ``array``, a
@@ -543,24 +561,135 @@ class Field(ABC):
             FormatError: a payload is damaged.
             ValueError: `records`, `datas` and `out` do not fit one another.
         """
-        present = self._check_batch(records, datas)
-        target = self._batch_target(len(datas), out)
+        present, target = self._check_batch(records, datas), self._batch_target(len(datas), out)
         together = self._decode_small(records, datas, present, target)
         if together is not None:
             return together, present
+        return self._decode_each(records, datas, target, self.decode, self._decode_into, repeat(()))
+
+    # --- windows ------------------------------------------------------------------------------------------------------
+
+    def decode_window(self, metadata: Buffer | np.void, data: Buffer, start_seconds: float, seconds: float) -> Any:
+        """Decode what a value holds between two times of its sample, without decoding more than that needs.
+
+        Times in the result count from the window's start. What is outside the value's own time is absent: nothing is
+        moved. A value without a time axis is the whole value, which is the default.
+
+        Args:
+            metadata: the record.
+            data: the payload's data.
+            start_seconds: start of the window, at least 0.
+            seconds: its duration, above 0.
+
+        Raises:
+            FormatError: the payload is damaged there.
+            LimitError: the window exceeds a limit of this field.
+        """
+        return self.decode(metadata, data)
+
+    def decode_windows(
+        self,
+        records: npt.NDArray[np.uint8],
+        datas: Sequence[Buffer | None],
+        windows: npt.NDArray[np.float64],
+        out: Out | None = None,
+        **own: Any,
+    ) -> tuple[Any, npt.NDArray[np.bool_]]:
+        """Decode a window of each of many payloads, as `decode_batch` decodes all of them.
+
+        Args:
+            records: as for `decode_batch`.
+            datas: as for `decode_batch`.
+            windows: (n, 2) float64, start and duration of each in seconds.
+            out: as for `decode_batch`.
+            own: arguments that the field's own `decode_batch` takes, if it has no windows: ``keys`` where it `draws`.
+        """
+        if type(self).decode_window is Field.decode_window:
+            return self.decode_batch(records, datas, out, **own)
+        rows = windows.tolist()
+        return self._decode_each(records, datas, out, self.decode_window, self._decode_window_into, rows)
+
+    def decode_frames(
+        self, metadata: Buffer | np.void, data: Buffer, indices: Sequence[int] | npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint8]:
+        """Return (K, H, W, 3) uint8, chosen frames of a clip in any order, without decoding more than they need.
+
+        Raises:
+            TypeError: values of this field have no frames.
+            IndexError: a frame that the clip does not have.
+            FormatError: the payload is damaged.
+        """
+        raise TypeError(f"{type(self).__name__} has no frames, expected a field of clips")
+
+    def decode_audio(
+        self,
+        metadata: Buffer | np.void,
+        data: Buffer,
+        frames: npt.ArrayLike | None = None,
+        audio_until: str = "frame_end",
+    ) -> Any:
+        """Return the audio of a value, or a list with that of each of some frames, without decoding a frame.
+
+        Args:
+            metadata: the record.
+            data: the payload's data.
+            frames: (K,) numbers of frames in the clip; None for all audio.
+            audio_until: where the audio of a frame ends: ``frame_end``, where the clip's next frame begins; or
+                ``next_frame``, where the next one of `frames` begins, which then increase, and for the last one the
+                clip's end.
+
+        Returns:
+            `Audio`, or a list of them; None if the value has no audio.
+
+        Raises:
+            TypeError: values of this field have no audio, or no frames.
+            IndexError: a frame that the clip does not have.
+            ValueError: an unknown `audio_until`, or frames that do not increase with ``next_frame``.
+            FormatError: the payload is damaged there.
+        """
+        raise TypeError(f"{type(self).__name__} has no audio, expected a field of clips or audio")
+
+    def window_settings(self, seconds: float | None, frames: int | None) -> dict[str, JSON]:
+        """Returns the settings with which windows decode to arrays of one shape, as far as that is possible.
+
+        Args:
+            seconds: duration of every window; None if they differ.
+            frames: frames of a clip to decode in each; None for those that the field says.
+        """
+        return {}
+
+    def _decode_window_into(
+        self, metadata: Buffer, data: Buffer, target: Any, start_seconds: float, seconds: float
+    ) -> None:
+        """Decode a window into its row of a batch, as `_decode_into` a value."""
+        target[...] = self.decode_window(metadata, data, start_seconds, seconds)
+
+    def _decode_each(
+        self,
+        records: npt.NDArray[np.uint8],
+        datas: Sequence[Buffer | None],
+        out: Out | None,
+        decode: Callable[..., Any],
+        decode_into: Callable[..., None],
+        arguments: Iterable[Sequence[float]],
+    ) -> tuple[Any, npt.NDArray[np.bool_]]:
+        """Decode payloads one by one, each with arguments of its own."""
+        present = self._check_batch(records, datas)
+        target = self._batch_target(len(datas), out)
+        rows = zip(records, datas, arguments, strict=False)  # the arguments may have no end
         if target is None:
             values = [
-                None if data is None else self.writable(self.decode(memoryview(record), data))
-                for record, data in zip(records, datas, strict=True)
+                None if data is None else self.writable(decode(memoryview(record), data, *more))
+                for record, data, more in rows
             ]
             return values, present
         several = target if isinstance(target, dict) else {"": target}
         for array in several.values():
             array[~present] = 0
-        for index, data in enumerate(datas):
+        for index, (record, data, more) in enumerate(rows):
             if data is not None:
-                rows = {name: array[index, ...] for name, array in several.items()}
-                self._decode_into(memoryview(records[index]), data, rows if isinstance(target, dict) else rows[""])
+                parts = {name: array[index, ...] for name, array in several.items()}
+                decode_into(memoryview(record), data, parts if isinstance(target, dict) else parts[""], *more)
         return target, present
 
     def _decode_small(

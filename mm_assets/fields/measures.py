@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mm_assets.fields.image import ImageField
 
-__all__ = ["UNITS", "measures"]
+__all__ = ["UNITS", "clock_ends", "measures"]
 
 _Records = npt.NDArray[np.void]
 _Numbers = npt.NDArray[Any]
@@ -76,6 +76,35 @@ def measures(records: _Records) -> dict[str, _Numbers]:
     if duration is not None:
         found["duration"] = duration
     return found
+
+
+def clock_ends(records: _Records) -> tuple[npt.NDArray[np.float64], bool]:
+    """Where values end on the clock of their samples, in seconds, and whether they are media, which fill their time.
+
+    Args:
+        records: as for `measures`.
+
+    Returns:
+        (n,) float64, NaN where a value has no time axis. The end of a clip is that of its frames, or without frames
+        that of its audio.
+    """
+    names = set(records.dtype.names or ())
+    ends: _Numbers = np.full(len(records), np.nan)
+    is_media = True
+    if names >= {"num_frames", "frame_rate_num", "frame_rate_den"}:
+        ends = _ratio(records["num_frames"], _ratio(records["frame_rate_num"], records["frame_rate_den"]))
+        if names >= {"num_audio_samples", "sample_rate"}:
+            audio = _ratio(records["num_audio_samples"] - records["frame_0_sample"], records["sample_rate"])
+            ends = np.where(records["num_frames"] > 0, ends, np.maximum(audio, 0))
+    elif names >= {"num_frames", "sample_rate"}:
+        ends = _ratio(records["num_frames"], records["sample_rate"])
+    else:
+        is_media = False
+        if "duration_us" in names:
+            ends = records["duration_us"] / 1e6
+        elif names >= {"start_seconds", "end_seconds"}:
+            ends = records["end_seconds"].astype(np.float64)
+    return ends, is_media
 
 
 def _ratio(numerator: _Numbers, denominator: _Numbers) -> _Numbers:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -128,6 +129,19 @@ class MIDIField(Field):
         if (found := _facts(file)) != expected:
             raise corrupt("music is not as its record says", found=found, expected=expected)
         return MIDI(content, file.notes(sustain=self.sustain), file.duration_seconds)
+
+    def decode_window(self, metadata: Buffer | np.void, data: Buffer, start_seconds: float, seconds: float) -> MIDI:
+        """Return `MIDI` with the notes that sound in a window, whole, with onsets from the window's start.
+
+        The onset of a note that began before is negative. `data` and `duration_seconds` are those of the whole file.
+        """
+        music = self.decode(metadata, data)
+        onsets, ends = music.notes.onset_seconds, music.notes.end_seconds
+        notes = music.notes.select(
+            (onsets < start_seconds + seconds) & ((ends > start_seconds) | (onsets >= start_seconds))
+        )
+        moved = dataclasses.replace(notes, onset_seconds=notes.onset_seconds - start_seconds)
+        return MIDI(music.data, moved, music.duration_seconds)
 
     def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Spans]:
         """The notes."""

@@ -193,6 +193,25 @@ class TimedTextField(Field):
         strings = [decode_utf8(texts[start:end]) for start, end in pairwise(offsets)]
         return [TimedSegment(start, end, text) for (start, end), text in zip(times.tolist(), strings, strict=True)]
 
+    def decode_window(
+        self, metadata: Buffer | np.void, data: Buffer, start_seconds: float, seconds: float
+    ) -> list[TimedSegment]:
+        """Return the segments that cover any moment of a window, whole, with times from the window's start.
+
+        The start of a segment that began before is negative, and an end may be after the window. No other text is read.
+        """
+        times, offsets, texts = self._open(metadata, data)
+        starts, ends = times[:, 0], times[:, 1]
+        covers = (starts < start_seconds + seconds) & ((ends > start_seconds) | (starts >= start_seconds))
+        return [
+            TimedSegment(
+                float(starts[k] - start_seconds),
+                float(ends[k] - start_seconds),
+                decode_utf8(texts[offsets[k] : offsets[k + 1]]),
+            )
+            for k in np.flatnonzero(covers).tolist()
+        ]
+
     def writable(self, value: list[TimedSegment]) -> list[TimedSegment]:
         """The value itself, which has no arrays."""
         return value

@@ -266,6 +266,17 @@ class TimeSeriesField(Field):
         bounds = (times[ends - counts] == heads["start_seconds"]) & (times[ends - 1] == heads["end_seconds"])
         return bool(increases.all() and bounds.all() and np.isfinite(times).all())
 
+    def decode_window(
+        self, metadata: Buffer | np.void, data: Buffer, start_seconds: float, seconds: float
+    ) -> TimeSeries:
+        """Return the steps of [start, start + seconds), with times from the window's start."""
+        steps = self.decode(metadata, data).between(start_seconds, start_seconds + seconds)
+        return TimeSeries(steps.timestamps - start_seconds, steps.values, steps.columns)
+
+    def window_settings(self, seconds: float | None, frames: int | None) -> dict[str, JSON]:
+        """Any number of steps: windows of one duration have different numbers of them."""
+        return {"num_steps": None}
+
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
         """Return the two arrays' bytes."""
         view, split = as_bytes_view(data), self._stored(metadata, data)[0].nbytes

@@ -15,12 +15,16 @@ from mm_assets.fields.image_decode import SCALES, orient, scaled
 from mm_assets.fields.image_resize import Box, resample, resize
 from mm_assets.fields.video_record import FILE, Record
 from mm_assets.fields.video_source import Plan, Source, most_frames, shown_size
-from mm_assets.media.frames import check_frames, read_frames
+from mm_assets.media.frames import check_frames, read_frames, seek_frames
 from mm_assets.media.picture import picture_of
+from mm_assets.media.ranged_file import RangedFile, whole_of
 from mm_assets.media.timing import FrameIndex
 from mm_assets.media.video import index_frames
 
-__all__ = ["check_decodable", "encode_frames", "fill_frames", "index_of"]
+__all__ = ["check_decodable", "encode_frames", "fill_frames", "fill_near_frames", "index_of"]
+
+_MAX_SPAN = 8 << 20  # bytes of JPEGs that are read at once
+_NEAR_SECONDS = 30  # between frames that are found by seeking; an index of all packets is better for others
 
 
 def encode_frames(source: Source, plan: Plan, *, size: tuple[int, int] | None, quality: int) -> bytes:
@@ -148,24 +152,93 @@ def fill_frames(
         rate = Fraction(record.frame_rate_num, record.frame_rate_den)
         index = indexed.index
         positions = index.shown_at(indices[order], rate, Fraction(record.start_us, 1_000_000))
-        for row, pixels in zip(order, read_frames(video, index, positions, max_pixels=max_pixels), strict=True):
-            if pixels.shape[:2] != indexed.size:
-                found = pixels.shape[:2]
-                raise corrupt("frame is not of the size in the record", found=found, expected=indexed.size)
-            turned = np.ascontiguousarray(orient(pixels, record.turn))
-            resample(turned, Box(0, 0, *turned.shape[:2]), target[row])
+        frames = read_frames(video, index, positions, max_pixels=max_pixels)
+        _fill_sorted(record, indexed.size, frames, order, target)
     except MediaError as error:
         raise unreadable(error) from error
 
 
-def _jpegs(record: Record, video: memoryview, numbers: Iterable[int]) -> Iterator[memoryview]:
+def fill_near_frames(
+    record: Record,
+    video: memoryview | RangedFile,
+    indices: npt.NDArray[np.int64],
+    target: npt.NDArray[np.uint8],
+    *,
+    max_pixels: int,
+) -> None:
+    """Decode chosen frames as `fill_frames`, by seeking to them if they are near each other, without an index.
+
+    Raises:
+        CorruptError: the payload is damaged there.
+    """
+    order = np.argsort(indices, kind="stable")
+    numbers = indices[order].tolist()
+    rate = Fraction(record.frame_rate_num, record.frame_rate_den) if record.num_frames else Fraction(1)
+    if record.video_codec == FILE and numbers and numbers[-1] - numbers[0] <= _NEAR_SECONDS * rate:
+        start = Fraction(record.start_us, 1_000_000)
+        try:
+            frames = seek_frames(video, numbers, rate, start, max_pixels=max_pixels)
+            if frames is not None:
+                picture = picture_of(video, max_pixels=max_pixels) if record.is_square else None
+                size = frames[0].shape[:2]
+                found = shown_size(picture, size, record.turn, is_square=record.is_square)
+                if found != (record.height, record.width):
+                    raise corrupt(
+                        "video is not as its record says", found=found, expected=(record.height, record.width)
+                    )
+                target[len(indices) :] = 0
+                _fill_sorted(record, size, frames, order, target)
+                return
+        except MediaError as error:
+            raise unreadable(error) from error
+    if record.video_codec == FILE:
+        video = whole_of(video)
+    elif record.num_frames:
+        target[len(indices) :] = 0
+        for row, jpeg in enumerate(_jpegs(record, video, indices.tolist())):
+            _decode_jpeg(jpeg, (record.height, record.width), target[row])
+        return
+    index = index_of(record, whole_of(video), max_pixels=max_pixels)
+    fill_frames(record, whole_of(video), index, indices, target, max_pixels=max_pixels)
+
+
+def _fill_sorted(
+    record: Record,
+    size: tuple[int, ...],
+    frames: Iterable[npt.NDArray[np.uint8]],
+    order: npt.NDArray[np.int64],
+    target: npt.NDArray[np.uint8],
+) -> None:
+    """Write frames of a file, upright, into the rows of `target` that `order` says."""
+    last, first_row = None, 0
+    for row, pixels in zip(order.tolist(), frames, strict=True):
+        if pixels is last:
+            target[row] = target[first_row]
+            continue
+        if pixels.shape[:2] != size:
+            raise corrupt("frame is not of the size in the record", found=pixels.shape[:2], expected=size)
+        turned = np.ascontiguousarray(orient(pixels, record.turn))
+        resample(turned, Box(0, 0, *turned.shape[:2]), target[row])
+        last, first_row = pixels, row
+
+
+def _jpegs(record: Record, video: memoryview | RangedFile, numbers: Iterable[int]) -> Iterator[memoryview]:
     """The stored frames of these numbers; `CorruptError` where the index is damaged."""
-    offsets = np.frombuffer(video, dtype="<u8", count=record.num_frames + 1)
+    tables, size = 8 * (record.num_frames + 1), record.video_size
+    if isinstance(video, RangedFile):
+        offsets = np.frombuffer(video.bytes_at(0, tables), dtype="<u8")
+        numbers = list(numbers)
+        if numbers:  # one read for neighbors
+            first, last = int(offsets[min(numbers)]), int(offsets[max(numbers) + 1])
+            if first < last <= min(size, first + _MAX_SPAN):
+                video.bytes_at(first, last - first)
+    else:
+        offsets = np.frombuffer(video, dtype="<u8", count=record.num_frames + 1)
     for number in numbers:
         start, end = int(offsets[number]), int(offsets[number + 1])
-        if not offsets.nbytes <= start <= end <= len(video):
-            raise corrupt("frame lies outside the data", found=(start, end), expected=(offsets.nbytes, len(video)))
-        yield video[start:end]
+        if not tables <= start <= end <= size:
+            raise corrupt("frame lies outside the data", found=(start, end), expected=(tables, size))
+        yield memoryview(video.bytes_at(start, end - start)) if isinstance(video, RangedFile) else video[start:end]
 
 
 def _decode_jpeg(data: memoryview, size: tuple[int, int], target: npt.NDArray[np.uint8] | None) -> None:

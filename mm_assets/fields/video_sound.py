@@ -5,16 +5,31 @@ from __future__ import annotations
 import dataclasses
 from fractions import Fraction
 
+import numpy as np
+import numpy.typing as npt
+
 from mm_assets.errors import MediaError
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import corrupt, over_limit, unreadable
 from mm_assets.fields.video_record import MAX_COUNT, NONE, OWN_FILE, SAMPLES, Record
-from mm_assets.fields.video_source import Plan, Source, check_length, clip_sound, last_sample
-from mm_assets.media.sound import check_sound, index_sound, mix, mixes, resample, resampled_length
+from mm_assets.fields.video_source import EARLIER_SURPLUS_SECONDS, Plan, Source, check_length, clip_sound, last_sample
+from mm_assets.media.content_types import sniff_content_type
+from mm_assets.media.ranged_file import RangedFile, whole_of
+from mm_assets.media.sound import (
+    check_sound,
+    index_sound,
+    mix,
+    mixes,
+    read_sound_range,
+    resample,
+    resample_range,
+    resampled_length,
+)
+from mm_assets.media.sound_files import read_audio_range
 from mm_assets.media.timing import Timing
-from mm_assets.media.video import FIRST_TRACK
+from mm_assets.media.video import FIRST_TRACK, is_sought
 
-__all__ = ["brought_to", "check_decodable", "decoded_size", "stored_sound", "timing_at"]
+__all__ = ["brought_to", "check_decodable", "decoded_size", "sound_range", "stored_sound", "timing_at"]
 
 
 def decoded_size(plan: Plan) -> int:
@@ -45,6 +60,99 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
         return Audio(clip_sound(Source(audio=content), plan), record.sample_rate)
     except MediaError as error:
         raise unreadable(error) from error
+
+
+def sound_range(
+    record: Record,
+    video: memoryview | RangedFile,
+    audio: memoryview | RangedFile,
+    start: int,
+    stop: int,
+    *,
+    rate: int,
+    channels: int,
+    max_decoded_bytes: int,
+) -> npt.NDArray[np.float32]:
+    """Decode samples [start, stop) of a clip's audio at a rate and number of channels, without the rest if possible.
+
+    Args:
+        record: of a clip with audio.
+        video: the payload's bytes of video.
+        audio: the payload's bytes of audio.
+        start: first sample of the clip at `rate`, at least 0.
+        stop: the sample to end before; at most as many as the clip has.
+        rate: Hz.
+        channels: that the audio is mixed to.
+        max_decoded_bytes: of the range.
+
+    Raises:
+        CorruptError: the payload is damaged there.
+        LimitError: the range is larger than the limit, or nothing makes so many channels of the audio.
+    """
+    stored = (stop - start, record.num_channels)
+    _check_size(4 * max(stored[1], channels) * stored[0], max_decoded_bytes)
+    _check_conversion(stored, record.sample_rate, rate, channels, max_decoded_bytes=max_decoded_bytes)
+
+    def read(first: int, last: int) -> npt.NDArray[np.float32]:
+        samples = _stored_range(record, video, audio, first, last)
+        if samples is None:
+            decoded = stored_sound(record, whole_of(video), whole_of(audio), max_decoded_bytes=max_decoded_bytes)
+            samples = np.zeros((0, record.num_channels), np.float32) if decoded is None else decoded.samples[first:last]
+        return mix(samples, channels)
+
+    return resample_range(read, record.num_audio_samples, record.sample_rate, rate, start, stop)
+
+
+def _stored_range(
+    record: Record, video: memoryview | RangedFile, audio: memoryview | RangedFile, start: int, stop: int
+) -> npt.NDArray[np.float32] | None:
+    """Samples [start, stop) of a clip as they are stored; None if all before them must be decoded too."""
+    if start >= stop:
+        return np.zeros((0, record.num_channels), np.float32)
+    if record.audio_codec in SAMPLES:
+        decoder, metadata = _samples_of(record)
+        rate, codec, shape = decoder._opened_record(metadata)
+        return decoder._decode_range(audio, rate, codec, shape, start, stop).samples
+    content = audio if record.audio_codec == OWN_FILE else video
+    if record.audio_codec == OWN_FILE and (plain := _plain_range(content, start, stop, record)) is not None:
+        return plain
+    if isinstance(content, RangedFile) and not is_sought(content):
+        return None
+    track = record.audio_track - 1 if record.audio_track else FIRST_TRACK
+    first, last = record.audio_start_samples + start, record.audio_start_samples + stop
+    try:
+        # The length of a clip that ends before its file does is not that of the file, and then it does not help.
+        length = record.audio_start_samples + record.num_audio_samples
+        found = read_sound_range(content, first, last, length, track=track)
+    except MediaError as error:
+        raise unreadable(error) from error
+    if found is None or (found[0].shape[1], found[1]) != (record.num_channels, record.sample_rate):
+        return None
+    samples = np.clip(found[0], -1.0, 1.0)
+    missing = stop - start - len(samples)
+    if missing > EARLIER_SURPLUS_SECONDS * record.sample_rate:
+        raise corrupt("audio ends early", found=f"{first + len(samples)} samples", expected=length)
+    return np.concatenate([samples, np.zeros((missing, samples.shape[1]), np.float32)]) if missing else samples
+
+
+def _plain_range(
+    content: memoryview | RangedFile, start: int, stop: int, record: Record
+) -> npt.NDArray[np.float32] | None:
+    """Samples of a WAV or FLAC, whose place is known and which PyAV and libsndfile decode alike; None of others."""
+    head = content.head() if isinstance(content, RangedFile) else content
+    codec = {"audio/wav": "wav", "audio/flac": "flac"}.get(sniff_content_type(head) or "")
+    if codec is None:
+        return None
+    first, last = record.audio_start_samples + start, record.audio_start_samples + stop
+    try:
+        found = read_audio_range(content, codec, last, first, last, "float32")
+    except MediaError:
+        return None  # the other decoder says what is wrong
+    if found is None or not found[2].startswith(("PCM_", "FLOAT")):
+        return None
+    samples, rate, _ = found
+    fits = (samples.shape[1], rate) == (record.num_channels, record.sample_rate) and np.isfinite(samples).all()
+    return np.clip(samples, -1.0, 1.0).astype(np.float32) if fits else None
 
 
 def check_decodable(

@@ -43,6 +43,7 @@ from mm_assets.media.video import DEFAULT_MAX_PIXELS, index_frames
 from mm_assets.summaries import describe
 
 __all__ = [
+    "EARLIER_SURPLUS_SECONDS",
     "Plan",
     "Source",
     "check_length",
@@ -58,7 +59,7 @@ __all__ = [
 _MAX_SECONDS = 1_000_000
 _MAX_SIDE = 65_500  # libjpeg's limit
 _MAX_REPEATS = 1000  # of a file's frames on average: beyond it a few bytes would become gigabytes
-_EARLIER_SURPLUS_SECONDS = Fraction(1, 2)  # that earlier releases may have counted too much
+EARLIER_SURPLUS_SECONDS = Fraction(1, 2)  # that earlier releases may have counted too much
 _MARGIN_SECONDS = 1  # decoded past the end of a truncated clip, so that the resampler's window does not see the end
 
 
@@ -430,5 +431,5 @@ def check_length(plan: Plan, num_samples: int) -> None:
         return
     end = plan.audio_start + plan.num_audio_samples
     decoded = resampled_length(num_samples, plan.sound.sample_rate, plan.sample_rate)
-    if end > decoded + _EARLIER_SURPLUS_SECONDS * plan.sample_rate:
+    if end > decoded + EARLIER_SURPLUS_SECONDS * plan.sample_rate:
         raise MediaError("<sound>", f"audio is shorter than its record says (found {decoded} samples, expected {end})")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mm_assets.fields.audio import Audio
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.picture import Picture
-from mm_assets.media.timing import Timing
+from mm_assets.media.timing import Timing, offset_in_samples
 from mm_assets.summaries import ArrayValue, summary_repr
 
 __all__ = ["Clip", "VideoAudio", "VideoFile"]
@@ -65,16 +65,20 @@ class VideoFile:
 class Clip(ArrayValue):
     """Decoded frames and audio. T is the number of frames given, which may be chosen ones.
 
+    In a window of the clip, times count from the window's start, and `audio` is that of the window.
+
     Attributes:
         frames: (T, H, W, 3) uint8 RGB; zeros where `frame_mask` is False. None where the clip has no video.
         frame_indices: (T,) int64, frame numbers within the clip; -1 where `frame_mask` is False.
         frame_mask: (T,) bool, which rows are frames; all of them unless the field has `target_frames`.
-        frame_times: (T,) float64, seconds from frame 0; 0 where `frame_mask` is False.
+        frame_times: (T,) float64, seconds from frame 0; 0 where `frame_mask` is False. The frame that is shown when a
+            window starts may have begun before it.
         audio: (num_samples, channels) float32 in [-1, 1] and its rate; None where the clip has no audio.
         audio_segments: (T, 2) int64, start and stop of each frame's samples in `audio`.
         timing: of the whole clip: rates, counts, offset, whether it was truncated.
         picture: how the file's frames are meant to be shown: orientation, pixel aspect, fields, colours. None where the
             clip is not stored as a file, and without video.
+        window: start and duration in seconds of the part of the clip that this is; None for the whole clip.
     """
 
     frames: npt.NDArray[np.uint8] | None
@@ -85,6 +89,17 @@ class Clip(ArrayValue):
     audio_segments: npt.NDArray[np.int64]
     timing: Timing
     picture: Picture | None = None
+    window: tuple[float, float] | None = None
+
+    @property
+    def audio_start(self) -> int:
+        """The sample of the clip's audio at which `audio` begins: 0 unless this is a window.
+
+        Negative if the window begins before the audio; then `audio` begins with zeros.
+        """
+        if self.window is None:
+            return 0
+        return offset_in_samples(self.window[0], self.timing.sample_rate) - self.timing.audio_offset_samples
 
     @property
     def frame_rate(self) -> Fraction | None:
@@ -99,12 +114,14 @@ class Clip(ArrayValue):
     def audio_of_frame(self, index: int) -> npt.NDArray[np.float32]:
         """(n, channels) float32, a view: the samples of a frame by its number in the clip, decoded or not.
 
+        In a window, those that `audio` has.
+
         Raises:
             IndexError: the clip has no such frame.
             ValueError: the clip has no audio.
         """
         if self.audio is None:
             raise ValueError("found a clip without audio, expected one with audio")
-        start, stop = self.timing.audio_segments([index])[0]
+        start, stop = np.maximum(self.timing.audio_segments([index])[0] - self.audio_start, 0)
         samples: npt.NDArray[np.float32] = self.audio.samples[start:stop]
         return samples

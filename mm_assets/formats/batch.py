@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,10 @@ class Places(NamedTuple):
 
     def run(self, start: int, stop: int) -> Places:
         """Rows [start, stop) of the batch."""
-        rows = slice(start, stop)
+        return self.take(slice(start, stop))
+
+    def take(self, rows: slice | npt.NDArray[np.int64]) -> Places:
+        """Some rows of the batch."""
         records = None if self.records is None else self.records[rows]
         return Places(self.present[rows], self.ptrs[rows], self.sizes[rows], self.crcs[rows], records)
 
@@ -74,11 +77,11 @@ class Column(NamedTuple):
 
     Attributes:
         records: (n, metadata_size) uint8, the metadata records; zero where absent.
-        datas: n data buffers; None where absent.
+        datas: n data buffers; None where absent. Of modalities that are read in parts large ones are `StoredPayload`.
     """
 
     records: npt.NDArray[np.uint8]
-    datas: list[memoryview | None]
+    datas: list[Any]
 
     def run(self, start: int, stop: int) -> Column:
         """Rows [start, stop)."""

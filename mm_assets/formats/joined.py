@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self, TypeVar
 
@@ -143,10 +143,23 @@ class JoinedReader:
         return self.read_each(names, lambda part, own: part.read_sample(i, own, verify=verify))
 
     def read_columns(
-        self, indices: Indices, names: Sequence[str] | None = None, *, verify: bool | None = None
+        self,
+        indices: Indices,
+        names: Sequence[str] | None = None,
+        *,
+        verify: bool | None = None,
+        in_parts: Collection[str] = (),
     ) -> dict[str, Column]:
         """Returns the payloads of many samples by name, records and data apart; one request to each file."""
-        return self.read_each(names, lambda part, own: part.read_columns(indices, own, verify=verify))
+        return self.read_each(
+            names, lambda part, own: part.read_columns(indices, own, verify=verify, in_parts=in_parts)
+        )
+
+    def read_records(
+        self, indices: Indices, names: Sequence[str] | None = None
+    ) -> dict[str, tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]]:
+        """Returns which samples have each modality, and their metadata records."""
+        return self.read_each(names, lambda part, own: part.read_records(indices, own))
 
     def stored(self, indices: Indices, names: Sequence[str] | None = None) -> dict[str, list[StoredPayload | None]]:
         """Returns where the payloads of samples are, by name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 from operator import eq
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
@@ -31,7 +31,7 @@ from mm_assets.formats.batch import (
     check_indices,
     spans,
 )
-from mm_assets.formats.byte_source import ByteSource, MappedFile, Region, Table, drop_pages
+from mm_assets.formats.byte_source import WHOLE_LIMIT, ByteSource, MappedFile, Region, Table, drop_pages
 from mm_assets.formats.records import (
     IDS_SECTION,
     MAX_MODALITIES,
@@ -100,6 +100,7 @@ class PackedReader(ABC):
         self.mapped = self._source if isinstance(self._source, MappedFile) else None
         self.verifies = verify
         self.raw_cache: Any = None
+        self._intact: dict[int, npt.NDArray[np.bool_]] = {}  # payloads read in parts whose checksums were verified
         self._tables: list[Table] = []
         try:
             self._open(modalities, window)
@@ -362,12 +363,97 @@ class PackedReader(ABC):
         return [self.number_of(name) for name in (self.names if names is None else names)]
 
     def read_columns(
-        self, indices: Indices, names: Sequence[str] | None = None, *, verify: bool | None = None
+        self,
+        indices: Indices,
+        names: Sequence[str] | None = None,
+        *,
+        verify: bool | None = None,
+        in_parts: Collection[str] = (),
     ) -> dict[str, Column]:
-        """The same as `read_samples`, records and data apart: for decoders of batches, and quicker."""
+        """The same as `read_samples`, records and data apart: for decoders of batches, and quicker.
+
+        The payloads of modalities in `in_parts` are not read whole. In a mapped file the checksum of each is verified
+        when it is first read so, and after that no page is read before it is used. Of any other file, payloads up to
+        `WHOLE_LIMIT` are fetched and verified, and the data of larger ones are `StoredPayload`, not verified.
+        """
         numbers = list(dict.fromkeys(self._numbers_of(names)))
         checked = check_indices(indices, self._num_samples, self.path)
-        return self._fetch(checked, self._locate(checked, numbers), self._checks(verify))
+        found = self._locate(checked, numbers)
+        check = self._checks(verify)
+        fetch_part = self._fetch_small if self.mapped is None else self._fetch_new
+        columns: dict[str, Column] = {}
+        for number in [number for number in numbers if self.names[number] in in_parts]:
+            if self.mapped is not None or (found[number].sizes > WHOLE_LIMIT).any():
+                columns |= fetch_part(checked, number, found.pop(number), check)
+        columns |= self._fetch(checked, found, check)
+        return {self.names[number]: columns[self.names[number]] for number in numbers}
+
+    def _fetch_new(
+        self, indices: npt.NDArray[np.int64], number: int, places: Places, verify: bool
+    ) -> dict[str, Column]:
+        """The payloads of one modality in a mapped file, of which only those not verified before are read."""
+        intact = self._intact.get(number)
+        if intact is None:
+            intact = self._intact[number] = np.zeros(self._num_samples, np.bool_)
+        is_new = places.present & ~intact[indices]
+        if verify and is_new.any():
+            rows = np.flatnonzero(is_new)
+            self._fetch(indices[rows], {number: places.take(rows)}, verify=True)
+            intact[indices[rows]] = True
+        if verify and not places.present.all():
+            self._check_absent(indices[~places.present], number)
+        which = places.present
+        ranges = zip(places.ptrs[which].tolist(), places.sizes[which].tolist(), strict=True)
+        views = iter([self._source.view(*where) for where in ranges])
+        return {self.names[number]: self._column(indices, number, places, places.rows(), views, verify=False)}
+
+    def _fetch_small(
+        self, indices: npt.NDArray[np.int64], number: int, places: Places, verify: bool
+    ) -> dict[str, Column]:
+        """The payloads of one modality in a file that is not mapped, of which large ones are not fetched."""
+        name, is_large = self.names[number], places.sizes > WHOLE_LIMIT
+        large, small = np.flatnonzero(is_large), np.flatnonzero(~is_large)
+        fetched = self._fetch(indices[small], {number: places.take(small)}, verify)[name]
+        records = np.zeros((len(indices), self.modalities[number].metadata_size), np.uint8)
+        records[small], records[large] = fetched.records, self.read_records(indices[large], [name])[name][1]
+        datas: list[Any] = [None] * len(indices)
+        for rows, some in ((small, fetched.datas), (large, self.stored(indices[large], [name])[name])):
+            for row, data in zip(rows.tolist(), some, strict=True):
+                datas[row] = data
+        return {name: Column(records, datas)}
+
+    def read_records(
+        self, indices: Indices, names: Sequence[str] | None = None
+    ) -> dict[str, tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]]:
+        """Which samples have a modality, (n,) bool, and their metadata records, (n, metadata_size) uint8; no data.
+
+        Args:
+            indices: of the samples, repeats allowed; negative count from the end.
+            names: modalities; all by default.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            CorruptError: a payload is out of place.
+        """
+        numbers = list(dict.fromkeys(self._numbers_of(names)))
+        checked = check_indices(indices, self._num_samples, self.path)
+        places = self._locate(checked, numbers)
+        sizes = {number: self.modalities[number].metadata_size for number in numbers}
+        beside = [number for number in numbers if places[number].records is None]
+        ranges = [
+            (ptr, sizes[number]) for number in beside for ptr in places[number].ptrs[places[number].present].tolist()
+        ]
+        views = iter(self._source.view_many(ranges))
+        result = {}
+        for number in numbers:
+            present, records = places[number].present, places[number].records
+            if records is None:
+                records = np.zeros((len(checked), sizes[number]), np.uint8)
+                taken = b"".join(islice(views, int(present.sum())))
+                records[present] = np.frombuffer(taken, np.uint8).reshape(-1, sizes[number])
+            result[self.names[number]] = (present, records)
+        return result
 
     def _fetch(self, indices: npt.NDArray[np.int64], places: Mapping[int, Places], verify: bool) -> dict[str, Column]:
         """The payloads of a batch; one request to the source."""

@@ -24,6 +24,7 @@ from mm_assets.fields import ArraySpec
 from mm_assets.loading.collate import MultimodalCollator, as_tensors, map_batch, pinned, pinned_memory, rows_of
 from mm_assets.loading.order import derive_key
 from mm_assets.loading.plan import Plan, Step
+from mm_assets.loading.windows import Window
 from mm_assets.summaries import describe
 
 __all__ = ["BatchMaker", "BatchSource", "Collate", "DamagedSample", "Made", "Transform"]
@@ -55,13 +56,20 @@ class BatchSource(Protocol):
         *,
         out: Mapping[str, Any] | None = None,
         threads: int | None = 0,
+        windows: npt.NDArray[np.float64] | None = None,
         on_read: Callable[[], object] | None = None,
         keys: npt.NDArray[np.uint64] | None = None,
     ) -> Mapping[str, Batch]:
-        """As `Dataset.read_batch`; `keys` is only given if a field `draws`."""
+        """As `Dataset.read_batch`; `windows` is only given with a `Window`, and `keys` if a field `draws`."""
+
+    def durations(self, indices: npt.NDArray[np.int64], modalities: Sequence[str]) -> npt.NDArray[np.float64]:
+        """As `Dataset.durations`; called only with a `Window`."""
 
     def batch_layout(self, n: int, modalities: Sequence[str]) -> Mapping[str, ArraySpec | dict[str, ArraySpec]]:
         """As `Dataset.batch_layout`."""
+
+
+_Columns = tuple[dict[str, Batch], "npt.NDArray[np.float64] | None"]
 
 
 class _NoValues(NamedTuple):
@@ -112,6 +120,7 @@ class BatchMaker:
         first_threads: the same of batch 0, for which the caller waits.
         keep: batches whose arrays are cached to be used again.
         skip_damaged: whether damaged samples are replaced; else they raise.
+        window: of each sample that is read; None for all of it.
     """
 
     def __init__(
@@ -127,6 +136,7 @@ class BatchMaker:
         first_threads: int,
         keep: int,
         skip_damaged: bool,
+        window: Window | None = None,
     ) -> None:
         self._source = source
         self._names = tuple(names)
@@ -142,6 +152,7 @@ class BatchMaker:
         self._first_threads = first_threads if first_threads > 1 else 0
         self._pool = WorkerPool()
         self._skip_damaged = skip_damaged
+        self._window = window
         self._find_part: Callable[[str], Any] | None = getattr(source, "part", None)
         self._draws = self._find_part is not None and any(self._find_part(name).field.draws for name in self._names)
         self._layouts: dict[int, Mapping[str, ArraySpec | dict[str, ArraySpec]]] = {}  # by the samples of a batch
@@ -165,7 +176,7 @@ class BatchMaker:
 
     def _make(self, step: Step, threads: int) -> Made:
         times = [time.perf_counter()] * 2
-        indices, parts, damaged, columns = self._read(step, threads, times)
+        indices, parts, damaged, (columns, windows) = self._read(step, threads, times)
         times.append(time.perf_counter())
         valid = step.valid
         if damaged:
@@ -176,7 +187,10 @@ class BatchMaker:
         if self._transform is not None:
             columns = self._transform_samples(self._transform, columns, indices, threads)
         times.append(time.perf_counter())
-        batch = self._collate(columns, indices, parts, valid)
+        extra: dict[str, Any] = {"valid": valid, **self._located(indices)}
+        if windows is not None:
+            extra["window"] = windows
+        batch = self._collate(columns, indices, parts, extra)
         times.append(time.perf_counter())
         return Made(batch=batch, damaged=damaged, stop=step.stop, times=tuple(times))
 
@@ -193,14 +207,13 @@ class BatchMaker:
 
     def _read(
         self, step: Step, threads: int, times: list[float]
-    ) -> tuple[npt.NDArray[np.int64], Parts, tuple[DamagedSample, ...], dict[str, Batch]]:
+    ) -> tuple[npt.NDArray[np.int64], Parts, tuple[DamagedSample, ...], _Columns]:
         """The samples in the batch, and their parts, those that should have been, and the values; when it was read."""
 
-        def read(indices: npt.NDArray[np.int64]) -> dict[str, Batch]:
+        def read(indices: npt.NDArray[np.int64]) -> _Columns:
             out = arrays_of(self._layout(len(indices)), self._allocate)
             keys = {"keys": self._keys(indices)} if self._draws else {}
-            columns = self._source.read_batch(indices, self._names, out=out, threads=threads, on_read=note, **keys)
-            return dict(columns)
+            return self._read_columns(indices, out=out, threads=threads, on_read=note, **keys)
 
         def note() -> None:
             times[1] = time.perf_counter()
@@ -221,6 +234,14 @@ class BatchMaker:
         seed, epoch = self._order.seed, self._order.epoch
         return np.array([derive_key(seed, epoch, index, _DECODING) for index in indices.tolist()], np.uint64)
 
+    def _read_columns(self, indices: npt.NDArray[np.int64], **options: Any) -> _Columns:
+        """The values of samples and, if only a window of each is read, those windows."""
+        if self._window is None:
+            return dict(self._source.read_batch(indices, self._names, **options)), None
+        durations = self._source.durations(indices, self._names)
+        windows = self._window.draw(durations, indices, seed=self._order.seed, epoch=self._order.epoch)
+        return dict(self._source.read_batch(indices, self._names, windows=windows, **options)), windows
+
     def _find_damaged(self, indices: npt.NDArray[np.int64]) -> tuple[DamagedSample, ...]:
         epoch = self._order.epoch
         found = ((index, self._damage(index)) for index in dict.fromkeys(indices.tolist()))
@@ -229,7 +250,7 @@ class BatchMaker:
     def _damage(self, index: int) -> FormatError | None:
         """The damage of a sample, or None."""
         try:
-            self._source.read_batch(np.array([index], np.int64), self._names)
+            self._read_columns(np.array([index], np.int64))
         except FormatError as error:
             return error
         return None
@@ -312,11 +333,10 @@ class BatchMaker:
     # --- collating ----------------------------------------------------------------------------------------------------
 
     def _collate(
-        self, columns: dict[str, Batch], indices: npt.NDArray[np.int64], parts: Parts, valid: npt.NDArray[np.bool_]
+        self, columns: dict[str, Batch], indices: npt.NDArray[np.int64], parts: Parts, extra: dict[str, Any]
     ) -> Any:
         if parts is not None:
-            return self._collator(_samples(columns, len(indices)), parts=parts, index=indices, valid=valid)
-        extra: dict[str, Any] = {"valid": valid, **self._located(indices)}
+            return self._collator(_samples(columns, len(indices)), parts=parts, index=indices, valid=extra["valid"])
         if isinstance(self._collator, MultimodalCollator):
             batch = self._collator(
                 {name: self._like_its_field(name, column) for name, column in columns.items()}, allocate=self._allocate

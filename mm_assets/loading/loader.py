@@ -12,7 +12,7 @@ import time
 import warnings
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import count, islice
@@ -30,10 +30,12 @@ from mm_assets.loading.plan import LAST, EpochPlan, GroupPlan, find_rank, torch_
 from mm_assets.loading.rules import Rule, check_integer
 from mm_assets.loading.sequence_packer import PackedGrouping, SequencePacker
 from mm_assets.loading.state import LoaderState, fingerprint
+from mm_assets.loading.windows import Window
 from mm_assets.summaries import describe
 
 __all__ = ["BatchIterator", "LoaderStats", "MultimodalLoader"]
 
+_ENTRIES = ("valid", "index", "present", "lengths")  # of every batch, beside the collator's outputs
 MAX_REPORTED = 10_000  # damaged samples that are listed: a lost shard must not fill the memory
 
 
@@ -112,6 +114,8 @@ class MultimodalLoader:
         transform: a function of a whole sample, a dict of values by modality (None: absent), to such a dict, which may
             have other names; called in the threads before the collator, with ``rng`` as above. Arrays are rows of the
             batch and may be written to. All modalities are then read by default.
+        window: a `Window` of each sample in place of all of it; ``window``, (n, 2) float64, of a batch has the start
+            and duration of each in seconds.
         on_damaged: ``"raise"``, or ``"skip"``: another sample of the batch replaces it, not valid, and the damaged one
             is reported in `damaged`.
 
@@ -148,6 +152,7 @@ class MultimodalLoader:
         prefetch: int = 2,
         transforms: Mapping[str, Transform] | None = None,
         transform: Transform | None = None,
+        window: Window | None = None,
         on_damaged: str = "raise",
     ) -> None:
         if isinstance(reader, str | os.PathLike):
@@ -161,9 +166,14 @@ class MultimodalLoader:
         _check_callable("collator", collator, "a MultimodalCollator, to which such rules can be given, or a function")
         self.collator: Collate = MultimodalCollator() if collator is None else collator
         _check_callable("transform", transform, "a function of a sample, a dict of values by modality")
+        entries = (*_ENTRIES, "window") if window is not None else _ENTRIES
+        whole = reader.names if window is not None else transforms or ()  # what is not read in parts
         self.modalities = _choose_names(
-            reader, modalities, self.collator, transforms or {}, has_transform=transform is not None
+            reader, modalities, self.collator, entries, whole, has_transform=transform is not None
         )
+        if window is not None and not isinstance(window, Window):
+            raise ConfigError("arguments", "window", f"found {describe(window)}, expected a Window(seconds=…)")
+        self._window = window
         self._transform = transform
         self._transforms = dict(transforms or {})
         for name, transform in self._transforms.items():
@@ -332,7 +342,7 @@ class MultimodalLoader:
         """Begin to read from the loader's position on, without the first batches of this worker."""
         # With its own pool of threads, which end with the iteration; the files are shared.
         share: Callable[[Mapping[str, Any]], Any] | None = getattr(self.reader, "with_settings", None)
-        own = None if share is None else share({})
+        own = None if share is None else share(self._settings())
         # A thread that makes a whole batch does not wait for another's last sample. If fewer batches are read ahead
         # than there are threads, all threads share them.
         readers = min(self._threads, self._prefetch)
@@ -347,6 +357,7 @@ class MultimodalLoader:
             first_threads=self._threads,
             keep=self._prefetch + readers + 2,  # one that the caller holds, and one that it has just dropped
             skip_damaged=self._skip_damaged,
+            window=self._window,
         )
 
         def end() -> None:
@@ -359,6 +370,17 @@ class MultimodalLoader:
         steps = islice(zip(count(), self.plan.steps(self._delivered)), first, None, num_workers)
         tasks = (partial(maker.make, number, step) for number, step in steps)
         return Prefetch(tasks, threads=readers, depth=self._prefetch + readers, on_end=end)
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings with which the values of windows have one shape, by modality."""
+        window, fields = self._window, getattr(self.reader, "fields", {})
+        if window is None:
+            return {}
+        return {
+            name: fields[name].window_settings(window.seconds, window.frames)
+            for name in self.modalities
+            if name in fields
+        }
 
     def _deliver(self, made: Made, asked: float) -> None:
         """Count a batch that is yielded, and was asked for at a time of `time.perf_counter`."""
@@ -473,11 +495,12 @@ def _choose_names(
     reader: BatchSource,
     modalities: Sequence[str] | None,
     collator: Collate,
-    transforms: Mapping[str, Transform],
+    entries: Sequence[str],
+    whole: Collection[str],
     *,
     has_transform: bool,
 ) -> tuple[str, ...]:
-    """The modalities and parts to read, and no output with the name of an entry that every batch has."""
+    """The modalities and parts to read, and no output with the name of one of the `entries` that every batch has."""
     known = tuple(reader.names)
     find_part: Callable[[str], Any] | None = getattr(reader, "part", None)  # not every source reads parts
     rules = collator.rules if isinstance(collator, MultimodalCollator) and not has_transform else ()
@@ -486,8 +509,8 @@ def _choose_names(
     asked: dict[str, Rule] = {}
     for rule in rules:
         split = rule.split(known)
-        # The part alone, unless a transform takes the whole value; an unknown name is refused below.
-        is_part = split is not None and find_part is not None and split[0] not in transforms
+        # The part alone, unless the value is needed whole; an unknown name is refused below.
+        is_part = split is not None and find_part is not None and split[0] not in whole
         asked[rule.source if split is None or is_part else split[0]] = rule
     if modalities is None and isinstance(collator, SequencePacker) and not has_transform:
         modalities = collator.choose_modalities(reader)
@@ -504,7 +527,7 @@ def _choose_names(
             raise ConfigError("arguments", "modalities", detail)
     if isinstance(collator, MultimodalCollator):
         for output in collator.outputs or names:
-            if output in ("valid", "index", "present", "lengths"):
+            if output in entries:
                 detail = "is a name that every batch has: give the output another by a collator's rule with a source"
                 raise ConfigError("arguments", output, detail)
     return names

@@ -186,6 +186,14 @@ class MixedSource:
         numbers = np.searchsorted(self._starts, inner, side="right") - 1
         return numbers, inner - self._starts[numbers]
 
+    def durations(self, indices: npt.NDArray[np.int64], modalities: Sequence[str]) -> npt.NDArray[np.float64]:
+        """As `Dataset.durations`."""
+        numbers, inner = self._split(indices)
+        found = np.zeros(len(indices))
+        for number in np.unique(numbers).tolist():
+            found[numbers == number] = self._sources[number].durations(inner[numbers == number], modalities)
+        return found
+
     def read_batch(
         self,
         indices: npt.NDArray[np.int64],

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.timing import FrameIndex
-from mm_assets.media.video import DEFAULT_MAX_PIXELS, MAX_TICKS, decoded_frames, open_media, video_stream_of, words_of
+from mm_assets.media.ranged_file import RangedFile
+from mm_assets.media.timing import FrameIndex, rounding_tolerance
+from mm_assets.media.video import (
+    DEFAULT_MAX_PIXELS,
+    MAX_TICKS,
+    decoded_frames,
+    is_blank,
+    open_media,
+    time_base_of,
+    video_stream_of,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from av.container import InputContainer
     from av.filter import Graph
+    from av.packet import Packet
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-__all__ = ["check_frames", "read_frames"]
+__all__ = ["check_frames", "read_frames", "seek_frames"]
 
+_FAR_SECONDS = 2  # of video: a seek is faster than decoding as much
+_REORDERED = 40  # packets: more than any codec has between decoding and presentation order
+_SOUGHT = frozenset(("video/mp4", "video/quicktime", "video/3gpp", "video/webm", "video/x-matroska"))
 _NEAR = 8  # frames: decoding up to a keyframe this near is faster than a seek
 
 
@@ -56,6 +73,127 @@ def read_frames(
                 pixels = convert(cursor.frame_at(int(position)))
                 last = position
             yield pixels
+
+
+def seek_frames(
+    data: Buffer | RangedFile,
+    numbers: Sequence[int],
+    rate: Fraction,
+    start: Fraction,
+    *,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+) -> list[npt.NDArray[np.uint8]] | None:
+    """Decode some frames of a constant rate by seeking to them, without listing the packets of the file.
+
+    They are those that `read_frames` decodes at the positions of `FrameIndex.shown_at`.
+
+    Args:
+        data: the file.
+        numbers: of the frames, never decreasing.
+        rate: frames per second.
+        start: seconds from the first frame of the file to frame 0.
+        max_pixels: of a frame; FFmpeg refuses more.
+
+    Returns:
+        (H, W, 3) uint8 RGB of each, the same array again for a repeated one; None if only an index of all packets shows
+        which frames they are.
+
+    Raises:
+        MediaError: the file is damaged there.
+    """
+    with open_media(data, max_pixels=max_pixels) as (container, content_type):
+        stream = video_stream_of(container, max_pixels)
+        if stream is None or content_type not in _SOUGHT or stream.codec_context.name == "theora":
+            return None
+        seeker = _Seeker.at_start(container, stream)
+        if seeker is None:
+            return None
+        convert = _Converter()
+        found: list[npt.NDArray[np.uint8]] = []
+        last: VideoFrame | None = None
+        begin, period = start / seeker.time_base, 1 / (rate * seeker.time_base)
+        tolerance = rounding_tolerance(seeker.time_base) / seeker.time_base
+        for number in numbers:
+            exact = seeker.first + begin + number * period
+            frame = seeker.frame_at(math.floor(exact + tolerance), math.floor(exact + 1))
+            if frame is None:
+                return None
+            found.append(found[-1] if frame is last else convert(frame))
+            last = frame
+        return found
+
+
+class _Seeker:
+    """Moves through a stream's frames by their times alone."""
+
+    def __init__(self, container: InputContainer, stream: VideoStream, first: int, time_base: Fraction) -> None:
+        self.container, self.stream = container, stream
+        self.first = first  # tick of the first frame
+        self.time_base = time_base
+        self.frames: Iterator[tuple[int, VideoFrame]] = iter(())  # with their times
+        self.held: tuple[int, VideoFrame] | None = None
+        self.ahead: tuple[int, VideoFrame] | None = None
+
+    @classmethod
+    def at_start(cls, container: InputContainer, stream: VideoStream) -> Self | None:
+        """A seeker of a stream that begins with a keyframe and whose packets have times; None for any other."""
+        packets = (packet for packet in container.demux(stream) if packet.size and not packet.is_discard)
+        head = list(islice(packets, _REORDERED))
+        times = [packet.pts for packet in head if packet.pts is not None]
+        if not head or len(set(times)) < len(head) or not head[0].is_keyframe:
+            return None
+        return cls(container, stream, min(times), time_base_of(stream.time_base))
+
+    def frame_at(self, tick: int, close: int) -> VideoFrame | None:
+        """The last frame whose time is at most `tick`; None if one follows up to `close`, or times do not tell."""
+        far = math.ceil(_FAR_SECONDS / self.time_base)
+        tick = max(tick, self.first)
+        if (self.held is None or not self.held[0] <= tick <= self.held[0] + far) and not self._seek(tick):
+            return None
+        while self.held is None or self.held[0] < tick:
+            self.ahead = self.ahead or next(self.frames, None)
+            if self.ahead is None:
+                return None  # the last frame: how many there are, only all packets show
+            if self.held is not None and self.ahead[0] > tick:
+                break
+            if self.held is not None and self.ahead[0] <= self.held[0]:
+                return None
+            self.held, self.ahead = self.ahead, None
+        if self.held is None or (self.ahead is not None and self.ahead[0] <= close):
+            return None
+        return self.held[1]
+
+    def _seek(self, tick: int) -> bool:
+        """Goes to a keyframe at or before a time, as near as the container leads to one."""
+        back = 0
+        step = max(1, math.floor(1 / self.time_base))
+        while True:
+            target = max(tick - back, self.first)
+            self.container.seek(target, stream=self.stream, backward=True)
+            packets = self.container.demux(self.stream)
+            key = next((packet for packet in packets if packet.size and not packet.is_discard), None)
+            if key is not None and key.is_keyframe and key.pts is not None and key.pts <= tick:
+                self.frames = self._decoded(chain([key], packets), key.pts)
+                self.held, self.ahead = None, None
+                return True
+            if target == self.first:
+                return False
+            back += step
+            step *= 2
+
+    def _decoded(self, packets: Iterable[Packet[Any]], first: int) -> Iterator[tuple[int, VideoFrame]]:
+        """The frames of packets, without those before the keyframe, which refer to frames that were not decoded."""
+        for packet in packets:
+            if packet.size == 0 and packet.buffer_ptr:
+                continue
+            if packet.size and (packet.is_corrupt or is_blank(packet, self.stream)):
+                raise MediaError("<video>", "found a damaged packet, expected a whole one")
+            for frame in packet.decode():
+                if frame.pts is None or frame.pts < first:
+                    continue
+                if frame.is_corrupt:
+                    raise MediaError("<video>", "found a frame that the decoder filled in, expected a whole one")
+                yield frame.pts, frame
 
 
 def check_frames(

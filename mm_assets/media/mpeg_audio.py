@@ -17,7 +17,7 @@ from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.header import size_of_id3
 
-__all__ = ["FrameRun", "check_frames", "mp3_with_length", "walk_mp3"]
+__all__ = ["FrameRun", "check_frames", "frame_offsets", "mp3_with_length", "walk_mp3"]
 
 _U32 = struct.Struct(">I")
 _SEARCHED: Final = 1 << 20  # bytes that are searched for frames where none are, in all: more are hostile
@@ -100,8 +100,11 @@ def _header(word: int) -> _Header | None:
     return _Header(size if bits else 0, num_samples, rate, 1 if word >> 6 & 3 == 3 else 2, version, layer)
 
 
-def walk_mp3(data: Buffer) -> FrameRun:
+def walk_mp3(data: Buffer, *, max_frames: int | None = None) -> FrameRun:
     """Walk the frames of an MP3: MPEG 1, 2 and 2.5, layers I to III. Tags before, between and after them are skipped.
+
+    With `max_frames`, the walk ends after as many frames, the counts are of these, and `end` is that of the file
+    without the tags after it.
 
     Raises:
         MediaError: no frame is there, or they are of the free format, whose headers have no size.
@@ -119,6 +122,9 @@ def walk_mp3(data: Buffer) -> FrameRun:
     count, problem, budget = 0, "", _SEARCHED
     last_end = min(at, end)
     while at + 4 <= end:
+        if count == max_frames:
+            last_end = end
+            break
         (word,) = _U32.unpack_from(view, at)
         header = _header(word) if word & _SAME == same else None
         if header is not None and header.size:
@@ -298,6 +304,22 @@ def check_frames(data: Buffer, codec: str) -> None:
         count += 1
     if not count:
         raise MediaError("<audio>", f"{codec} has no frames, expected at least one")
+
+
+def frame_offsets(data: Buffer, stop: int) -> list[int] | None:
+    """Where the first `stop` frames of an AAC begin, and the last of them ends; None if there is anything between."""
+    view = memoryview(data).cast("B")
+    at = 0
+    while size := size_of_id3(view[at:]):
+        at += size + (10 if view[at + 5] & 0x10 else 0)
+    offsets = [at]
+    for _ in range(stop):
+        size = _adts_size(bytes(view[at : at + 8]))
+        at += size
+        if size < 1 or at > len(view):
+            return None
+        offsets.append(at)
+    return offsets
 
 
 def _adts_size(head: bytes) -> int:

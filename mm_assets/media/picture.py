@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.ranged_file import RangedFile
 from mm_assets.media.video import DEFAULT_MAX_PIXELS, decoded_frames, open_media, video_stream_of
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Picture:
         return height, max(1, math.floor(width * self.pixel_aspect + Fraction(1, 2)))
 
 
-def picture_of(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture | None:
+def picture_of(data: Buffer | RangedFile, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture | None:
     """Decode the first frame for its facts; None for a file without video or without a frame.
 
     Raises:

@@ -9,10 +9,12 @@ Any input gives an answer or a `MediaError`; without the packages of the extra `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +22,10 @@ import numpy.typing as npt
 from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.container_damage import ogg_links
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.ranged_file import RangedFile
 from mm_assets.media.video import (
     FIRST_TRACK,
+    MAX_TICKS,
     audio_stream_of,
     damage_of,
     open_media,
@@ -43,7 +47,9 @@ __all__ = [
     "mix",
     "mixes",
     "read_sound",
+    "read_sound_range",
     "resample",
+    "resample_range",
     "resampled_length",
     "samples_of_frame",
     "sound_frames",
@@ -62,6 +68,10 @@ _SAMPLES: dict[str, tuple[str, float]] = {  # by FFmpeg's name of the format: dt
     "flt": ("f4", 1.0),
     "dbl": ("f8", 1.0),
 }
+_MOV_TYPES = frozenset(("video/mp4", "video/quicktime", "video/3gpp", "audio/mp4"))
+_MATROSKA_TYPES = frozenset(("video/webm", "video/x-matroska"))
+_LEAD_SECONDS = Fraction(1, 2)  # decoded before a range and dropped: what codecs carry from one packet to the next
+_RESAMPLED_LEAD = 512  # samples on each side of a range, of the lower rate, that soxr's filter may weigh
 _GSM_BLOCK = 65  # bytes of GSM in a WAV
 _HAS_CHECKSUM = ("flac", "ac3", "eac3", "wavpack")  # codecs of FFmpeg that compare one where they are asked to
 # Demuxers that mark the last packet of a stream of unknown length too, or one where another stream was joined to it.
@@ -270,6 +280,139 @@ def _placed(data: Buffer, index: SoundIndex, count: int) -> Iterator[tuple[int, 
                 yield at, samples_of_frame(frame)[dropped : dropped + count - at]
 
 
+def read_sound_range(
+    data: Buffer | RangedFile, start: int, stop: int, length: int | None, *, track: int | None = None
+) -> tuple[npt.NDArray[np.float32], int] | None:
+    """Decode some samples of a file's audio by seeking to a packet before them.
+
+    The samples are those that decoding from the file's start gives one after the other: a packet's place follows from
+    its time, which tells the number of packets before it, because all of them hold as many samples.
+
+    Args:
+        data: the file.
+        start: first sample, at least 0.
+        stop: the sample to end before.
+        length: samples that decoding the whole file gives; None if that is unknown.
+        track: the audio stream, as `mm_assets.media.video.audio_stream_of` takes it.
+
+    Returns:
+        (n, channels) float32 and the rate in Hz, n less than stop - start only if the audio ends before; None if the
+        places of packets do not follow from their times, so that the file must be decoded from its start.
+
+    Raises:
+        MediaError: the file is damaged there.
+    """
+    with open_media(data) as (container, content_type):
+        stream = audio_stream_of(container, track)
+        if stream is None or content_type not in _MOV_TYPES | _MATROSKA_TYPES:
+            return None
+        packets = _Packets.of(container, stream, content_type)
+        if packets is None or not packets.are_consecutive(container, stream, content_type, length):
+            return None
+        first = start - int(_LEAD_SECONDS * packets.rate) - packets.size
+        if first > 0:
+            container.seek(packets.tick_of(first), stream=stream, backward=True)
+            return packets.read(sound_frames(container, stream, content_type), first, start, stop)
+    with open_media(data) as (container, content_type):  # a seek would leave out the packets before the first sample
+        stream = audio_stream_of(container, track)
+        if stream is None:
+            return None
+        return packets.read(sound_frames(container, stream, content_type), 0, start, stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packets:
+    """Packets of as many samples each, as their first two show.
+
+    Attributes:
+        rate: Hz.
+        channels: of each frame.
+        size: samples of a packet.
+        head: samples of the first packet, of which the encoder's delay is dropped.
+        start: tick of the first sample.
+        per_tick: samples of a tick, as numerator and denominator.
+    """
+
+    rate: int
+    channels: int
+    size: int
+    head: int
+    start: int
+    per_tick: tuple[int, int]
+
+    @classmethod
+    def of(cls, container: InputContainer, stream: AudioStream, content_type: str) -> Self | None:
+        """The packets of a stream; None if it has less than two, or they differ in what a window would not see."""
+        frames = list(islice(sound_frames(container, stream, content_type), 2))
+        if len(frames) < 2 or frames[0].pts is None or abs(frames[0].pts) > MAX_TICKS:
+            return None
+        first, second = frames
+        packets = cls(
+            rate=first.sample_rate,
+            channels=first.layout.nb_channels,
+            size=second.samples,
+            head=first.samples,
+            start=frames[0].pts,
+            per_tick=(time_base_of(stream.time_base) * first.sample_rate).as_integer_ratio(),
+        )
+        is_like_it = first.samples <= second.samples and first.time_base in (None, stream.time_base)
+        return packets if is_like_it and packets.place_of(second) == first.samples else None
+
+    def place_of(self, frame: AudioFrame) -> int | None:
+        """The number of a frame's first sample; None if it does not follow from its time."""
+        if frame.pts is None or (frame.sample_rate, frame.layout.nb_channels) != (self.rate, self.channels):
+            return None
+        num, den = self.per_tick
+        ticks, count = frame.pts - self.start, frame.samples
+        if ticks == 0 and count == self.head:
+            return 0
+        step = self.size * den
+        number = (2 * (ticks * num - self.head * den) + step) // (2 * step)  # to nearest
+        place = self.head + number * self.size
+        # Two ticks: those of the first packet and of this one are rounded.
+        is_exact = abs(ticks * num - place * den) <= 2 * num < step // 2
+        return place if is_exact and count <= self.size and number >= 0 else None
+
+    def tick_of(self, sample: int) -> int:
+        """A tick at or before a sample."""
+        num, den = self.per_tick
+        return self.start + sample * den // num
+
+    def read(
+        self, frames: Iterable[AudioFrame], first: int, start: int, stop: int
+    ) -> tuple[npt.NDArray[np.float32], int] | None:
+        """The samples [start, stop) of frames that begin at sample `first` or before; None if they do not."""
+        pieces = [np.zeros((0, self.channels), np.float32)]
+        at = None
+        for frame in frames:
+            place = self.place_of(frame)
+            if place is None or (at is None and place > first) or (at is not None and place != at):
+                return None
+            at = place + frame.samples
+            if at > start:
+                pieces.append(samples_of_frame(frame)[max(start - place, 0) : max(stop - place, 0)])
+            if at >= stop:
+                break
+        return np.concatenate(pieces), self.rate
+
+    def are_consecutive(
+        self, container: InputContainer, stream: AudioStream, content_type: str, length: int | None
+    ) -> bool:
+        """Whether there is no gap between the packets: there are as many as the last one's time says."""
+        num, den = self.per_tick
+        if content_type in _MOV_TYPES:
+            entries = stream.index_entries
+            span = entries[len(entries) - 1].timestamp - entries[0].timestamp
+            return bool(span * num == (len(entries) - 1) * self.size * den)
+        if length is None:
+            return False
+        container.seek(2**62, stream=stream, backward=True)
+        last = max((packet.pts for packet in container.demux(stream) if packet.pts is not None), default=0)
+        at = (last - self.start) * num
+        # The length without the last packet, whose padding is dropped.
+        return bool((length - self.size - self.head) * den <= at <= (length + self.head) * den)
+
+
 def samples_of_frame(frame: AudioFrame) -> npt.NDArray[np.float32]:
     """(samples, channels) float32 of a frame of any layout; `MediaError` if one is infinite or NaN."""
     kind, channels = frame.format.packed.name, frame.layout.nb_channels
@@ -282,7 +425,9 @@ def samples_of_frame(frame: AudioFrame) -> npt.NDArray[np.float32]:
     raw = [np.frombuffer(memoryview(plane), dtype, count) for plane in planes]
     packed: npt.NDArray[Any] = np.stack(raw, axis=1) if frame.format.is_planar else raw[0].reshape(-1, channels)
     values: npt.NDArray[Any] = packed.astype(np.float64 if kind in ("s32", "dbl") else np.float32)
-    samples = ((values - (128 if kind == "u8" else 0)) / scale).astype(np.float32)
+    if kind != "flt":
+        values = ((values - (128 if kind == "u8" else 0)) / scale).astype(np.float32)
+    samples: npt.NDArray[np.float32] = values
     if not np.isfinite(samples).all():
         raise MediaError("<video>", "found samples that are infinite or NaN, expected finite ones")
     return samples
@@ -302,6 +447,35 @@ def resample(samples: npt.NDArray[np.float32], rate: int, target: int) -> npt.ND
     result[: len(found)] = found
     np.clip(result, -1.0, 1.0, out=result)
     return result
+
+
+def resample_range(
+    read: Callable[[int, int], npt.NDArray[np.float32]], length: int, rate: int, target: int, start: int, stop: int
+) -> npt.NDArray[np.float32]:
+    """Resample only what some samples of the result need.
+
+    They differ from the same samples of `resample` over all of the input by less than 2e-6: soxr computes in blocks,
+    in float32, which begin elsewhere.
+
+    Args:
+        read: takes start and stop; returns the (stop - start, channels) samples of the input.
+        length: samples of the input.
+        rate: of the input, Hz.
+        target: of the result, Hz.
+        start: first sample of the result, at least 0.
+        stop: the sample of the result to end before, at most `resampled_length`.
+    """
+    if rate == target:
+        return read(start, stop)
+    step = rate // math.gcd(rate, target)  # samples of the input after which both rates meet again
+    lead = _RESAMPLED_LEAD * max(rate, target) // target + 1
+    first = max(0, (start * rate // target - lead) // step * step)
+    last = min(length, -(-stop * rate // target) + lead)
+    samples = resample(read(first, last), rate, target)
+    skipped = first * target // rate
+    if last < length or len(samples) >= stop - skipped:
+        return samples[start - skipped : stop - skipped]
+    return samples[start - skipped :]
 
 
 def resampled_length(count: int, rate: int, target: int) -> int:

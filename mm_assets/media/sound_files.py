@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,13 +24,14 @@ from mm_assets.media.container_damage import find_damage, ogg_links
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.extents import Extent, extent_of, wav_chunks, wav_with_size
 from mm_assets.media.header import size_of_id3
-from mm_assets.media.mpeg_audio import FrameRun, check_frames, mp3_with_length, walk_mp3
+from mm_assets.media.mpeg_audio import FrameRun, check_frames, frame_offsets, mp3_with_length, walk_mp3
+from mm_assets.media.ranged_file import RangedFile
 from mm_assets.media.stderr import without_mpg123_messages
 
 if TYPE_CHECKING:
     from av.container import InputContainer
 
-__all__ = ["CODEC_OF_TYPE", "SHORT_SUBTYPES", "OpenAudio", "open_audio"]
+__all__ = ["CODEC_OF_TYPE", "SHORT_SUBTYPES", "OpenAudio", "open_audio", "read_audio_range"]
 
 CODEC_OF_TYPE = {
     "audio/wav": "wav",
@@ -78,6 +80,12 @@ _VORBIS_ORDER = {  # the channels of Vorbis and Opus, in the order of WAV: left,
 _IMAGE_CODECS = ("mjpeg", "png", "bmp", "gif", "webp", "tiff")  # of covers and of chapters' images
 _MAX_FRAMES = 1 << 48  # more than any file has
 _BLOCK = 1 << 17  # samples of all channels, that libsndfile decodes at a time
+_STATEFUL_SUBTYPES = ("GSM610", "NMS_ADPCM", "G721_32")  # whose samples follow from all before them
+# Samples that are decoded before those of a range, and dropped: the frames of layer III take bits from up to 511 bytes
+# before them, which at the lowest rates are 36 frames.
+_MPEG_LEAD = 48 * 1152
+_HEAD_FRAMES = 8  # of AAC, whose samples are counted: fewer are not known for such a file
+_LEAD_FRAMES = 16  # of AAC before a range: what it carries from one to the next
 _FINE = 4096  # samples per channel, where the end of what decodes is looked for
 _UNSUPPORTED = 4  # libsndfile's code of a known container with an encoding that it does not read
 _MD5_BITS = {8: "int16", 16: "int16", 24: "int32"}  # what libsndfile reads samples of so many bits as
@@ -328,9 +336,10 @@ class _File:
 
     def readinto(self, target: Any) -> int:
         piece = self._view[self._at : self._at + len(target)]
-        memoryview(target).cast("B")[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
+        size = len(piece)
+        target[:size] = piece
+        self._at += size
+        return size
 
     def read(self, size: int = -1) -> bytes:
         piece = self._view[self._at : len(self._view) if size < 0 else self._at + size]
@@ -345,12 +354,28 @@ class _File:
         return self._at
 
 
+class _Copy(io.BytesIO):
+    """A copy of a buffer as a file: libmpg123 reads the header of every frame to seek, and calls would cost more."""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return super().seek(max(0, offset + (0, self.tell(), len(self.getbuffer()))[whence]))
+
+
 @contextmanager
-def _opened(file: Buffer, codec: str) -> Iterator[Any]:
+def _opened(file: Buffer | RangedFile, codec: str) -> Iterator[Any]:
     import soundfile
 
-    with _errors(codec), _quiet(_may_be_mpeg(file)):
-        sound = soundfile.SoundFile(_File(file))
+    may_be_mpeg = False
+    opened: object = file
+    if not isinstance(file, RangedFile):
+        may_be_mpeg = _may_be_mpeg(file)
+        opened = _Copy(file) if may_be_mpeg else _File(file)
+    with _errors(codec), _quiet(may_be_mpeg):
+        sound = soundfile.SoundFile(opened)
+    if _is_mpeg(sound):
+        # Else soundfile seeks after each read to where it is, and libmpg123 loses what the next frames take from those
+        # before them.
+        sound.seekable = lambda: False
     try:
         yield sound
     finally:
@@ -475,7 +500,7 @@ def _open_mp3(file: memoryview) -> Iterator[OpenAudio]:
     rate, claimed = run.sample_rate, run.claimed_frames
     length = run.num_samples / rate
     with ExitStack() as stack:
-        sound, skipped = _opened_mp3(stack, file, run)
+        sound, skipped = _opened_mp3(stack, file, run, run.num_samples)
         count = int(sound.frames) if run.has_xing else run.num_samples
         is_new = True
 
@@ -500,18 +525,95 @@ def _open_mp3(file: memoryview) -> Iterator[OpenAudio]:
         )
 
 
-def _opened_mp3(stack: ExitStack, file: memoryview, run: FrameRun) -> tuple[Any, int]:
-    """An MP3 that libsndfile decodes to its end, and the samples to drop from its start."""
+def _opened_mp3(stack: ExitStack, file: memoryview, run: FrameRun, length: int) -> tuple[Any, int]:
+    """An MP3 that libsndfile decodes to its end after `length` samples, and the samples to drop from its start."""
     if run.has_xing:
         return stack.enter_context(_opened(file, "mp3")), 0
     try:
         sound = stack.enter_context(_opened(file, "mp3"))
     except MediaError:  # so short that libmpg123 does not know it for an MP3
         sound = None
-    if sound is not None and sound.frames >= run.num_samples:
+    if sound is not None and sound.frames >= length:
         return sound, 0
     longer, skipped = mp3_with_length(file, run)
     return stack.enter_context(_opened(longer, "mp3")), skipped
+
+
+# --- a range of a file ------------------------------------------------------------------------------------------------
+
+
+def read_audio_range(
+    data: Buffer | RangedFile, codec: str, length: int, start: int, stop: int, dtype: str
+) -> tuple[npt.NDArray[Any], int, str] | None:
+    """Decode some samples of a file by seeking to them; they are those that decoding all of it gives.
+
+    The structure of the whole file is not checked, nor a checksum over it.
+
+    Args:
+        data: the file's bytes, or a file that is read by ranges.
+        codec: of the file.
+        length: samples per channel of the whole file, by its record.
+        start: first sample, at least 0.
+        stop: the sample to end before, at most `length`.
+        dtype: ``float32``, or ``int16`` for the subtypes in `SHORT_SUBTYPES`, which others ignore.
+
+    Returns:
+        (stop - start, channels) samples, the rate in Hz and the subtype; None if the file must be decoded from its
+        start, which `open_audio` does.
+
+    Raises:
+        MediaError: the file is damaged there, or not audio of this codec.
+    """
+    view = data.head() if isinstance(data, RangedFile) else memoryview(data).cast("B")
+    head = bytes(view[27 + view[26] :][:8]) if codec == "ogg" and len(view) > 26 else b""
+    if codec in _BY_AV or head.startswith(_OGG_BY_AV):
+        return _read_av_range(data, codec, length, start, stop)
+    if isinstance(data, RangedFile) and not _is_read_in_parts(view, codec):
+        return None
+    with ExitStack() as stack:
+        try:
+            if codec == "mp3" or (codec == "wav" and _mpeg_in_wav(view) is not None):
+                file = view if codec == "mp3" else _mpeg_in_wav(view)
+                run = walk_mp3(file if file is not None else view, max_frames=1)
+                sound, skipped = _opened_mp3(stack, file if file is not None else view, run, length)
+            elif isinstance(data, RangedFile):
+                sound, skipped = stack.enter_context(_opened(data, codec)), 0
+            else:
+                known = flac.with_known_length(view, length) if codec == "flac" else wav_with_size(view)
+                sound, skipped = stack.enter_context(_opened(known, codec)), 0
+        except MediaError:
+            return None  # `open_audio` says what is wrong, or knows another decoder
+        is_mpeg = _is_mpeg(sound)
+        # An Ogg whose pages have other times than their packets has another length, and a chain of several files too.
+        if sound.frames < length or (codec == "ogg" and sound.frames != length):
+            return None
+        if not (is_mpeg or sound.seekable()):
+            return None
+        if str(sound.subtype) in _STATEFUL_SUBTYPES:
+            return None
+        used = dtype if str(sound.subtype) in SHORT_SUBTYPES else "float32"
+        lead = min(start, _MPEG_LEAD) if is_mpeg else 0
+        with _errors(codec), _quiet(is_mpeg):
+            if start - lead + skipped:
+                sound.seek(start - lead + skipped)
+            samples = sound.read(frames=stop - start + lead, dtype=used, always_2d=True)[lead:]
+        if len(samples) < stop - start:
+            raise MediaError("<audio>", f"{codec} is truncated: sample {start + len(samples)} of {length} is missing")
+        order = _VORBIS_ORDER.get(int(sound.channels)) if codec == "ogg" else None
+        return samples if order is None else samples[:, order], int(sound.samplerate), str(sound.subtype)
+
+
+def _is_read_in_parts(head: memoryview, codec: str) -> bool:
+    """Whether libsndfile finds samples in a file without reading it to its end, by the file's first bytes."""
+    try:
+        if codec == "flac":
+            return flac.read_stream_info(head, size_of_id3(head)).num_frames > 0
+        if codec == "wav":
+            wav = wav_chunks(head)
+            return wav is not None and wav.samples_size is not None and _mpeg_in_wav(head) is None
+    except MediaError:
+        return False
+    return codec in ("ogg", "aiff", "au", "caf", "w64")
 
 
 # --- PyAV -------------------------------------------------------------------------------------------------------------
@@ -558,6 +660,51 @@ def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
         blocks=blocks,
         claimed_seconds=seconds,
     )
+
+
+def _read_av_range(
+    data: Buffer | RangedFile, codec: str, length: int, start: int, stop: int
+) -> tuple[npt.NDArray[np.float32], int, str] | None:
+    from mm_assets.media.sound import read_sound_range
+
+    try:
+        if codec == "aac":
+            return None if isinstance(data, RangedFile) else _read_adts(memoryview(data), length, start, stop)
+        found = read_sound_range(data, start, stop, length)
+    except MediaError as error:
+        raise MediaError("<audio>", f"{codec}: {error.reason}") from error
+    return None if found is None else (*found, codec.upper())
+
+
+def _read_adts(view: memoryview, length: int, start: int, stop: int) -> tuple[npt.NDArray[np.float32], int, str] | None:
+    """Samples of an AAC file without a container, from their frames and some before them as a file of their own.
+
+    FFmpeg itself would guess their place from the bit rate.
+    """
+    head = frame_offsets(view, _HEAD_FRAMES)
+    first = None if head is None else _decoded_frames(view[head[0] : head[-1]])
+    if first is None or length % first[1]:
+        return None
+    size = first[1]
+    begin, end = max(0, start // size - _LEAD_FRAMES), -(-stop // size)
+    offsets = frame_offsets(view, end)
+    found = None if offsets is None else _decoded_frames(view[offsets[begin] : offsets[end]])
+    if found is None or found[1:] != first[1:] or len(found[0]) != (end - begin) * size:
+        return None
+    return found[0][start - begin * size : stop - begin * size], found[2], "AAC"
+
+
+def _decoded_frames(view: memoryview) -> tuple[npt.NDArray[np.float32], int, int] | None:
+    """The samples of a run of frames, the number in each, and their rate; None if frames differ."""
+    from mm_assets.media.video import open_media
+
+    with open_media(view) as (container, content_type):
+        blocks = list(_av_blocks(container, "aac", content_type))
+    facts = {(rate, samples.shape) for rate, _, samples in blocks}
+    if len(facts) != 1:
+        return None
+    ((rate, shape),) = facts
+    return np.concatenate([samples for *_, samples in blocks]), shape[0], rate
 
 
 def _has_moving_pictures(container: InputContainer) -> bool:

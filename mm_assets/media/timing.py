@@ -23,6 +23,7 @@ __all__ = [
     "frame_boundaries",
     "nominal_rate",
     "offset_in_samples",
+    "rounding_tolerance",
     "uniform_indices",
 ]
 
@@ -252,7 +253,7 @@ class FrameIndex:
         """
         if self.is_constant and rate == self.rate and start == 0:
             return np.minimum(indices, len(self.pts) - 1)
-        tolerance = min(self.time_base / 2, Fraction(1, 2000))
+        tolerance = rounding_tolerance(self.time_base)
         # In ticks, over one denominator, so that every product is an integer.
         at_first, period = (start + tolerance) / self.time_base, 1 / (rate * self.time_base)
         scale = math.lcm(at_first.denominator, period.denominator)
@@ -261,6 +262,11 @@ class FrameIndex:
         latest = (min(first + (begin + index * step) // scale, last) for index in map(int, indices))
         found = np.searchsorted(self.pts, np.fromiter(latest, np.int64, len(indices)), side="right") - 1
         return np.clip(found, 0, len(self.pts) - 1)
+
+
+def rounding_tolerance(time_base: Fraction) -> Fraction:
+    """Seconds by which a frame's time may be late because it is rounded: half a tick, at most half a millisecond."""
+    return min(time_base / 2, Fraction(1, 2000))
 
 
 def nominal_rate(pts: npt.NDArray[np.int64], time_base: Fraction, hints: Sequence[Fraction]) -> tuple[Fraction, bool]:

@@ -28,6 +28,7 @@ from mm_assets.media.timing import FrameIndex, nominal_rate
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import InputContainer
+    from av.packet import Packet
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
@@ -43,6 +44,8 @@ __all__ = [
     "decodable_frames",
     "decoded_frames",
     "index_frames",
+    "is_blank",
+    "is_sought",
     "open_media",
     "probe_video",
     "seconds_of",
@@ -222,6 +225,7 @@ def open_media(
         ranged.start = len(view) - len(rest)
         if len(rest) == 0:
             raise MediaError("<video>", f"begins with more than {len(view):,} bytes of tags")
+        ranged.seek(0)
         file = ranged
     try:
         with av.open(
@@ -242,6 +246,14 @@ def open_media(
         # PyAV's own errors, and those that its bindings raise for numbers out of range. FFmpeg's ENOMEM and EIO are
         # among them, for damage causes both; Python's `MemoryError` and `OSError` are the host's, and pass.
         raise MediaError("<video>", f"{_title(demuxer)} file cannot be read ({words_of(error)})") from error
+
+
+def is_sought(data: RangedFile) -> bool:
+    """Whether windows of a file are found without reading it to its end: MP4 and QuickTime, WebM and Matroska."""
+    try:
+        return _sniff(data.head())[1] in ("mov", "matroska")
+    except MediaError:
+        return False
 
 
 def _title(demuxer: str) -> str:
@@ -374,7 +386,6 @@ def _index(data: Buffer, damage: str | None, max_pixels: int) -> tuple[FrameInde
         time_base = time_base_of(stream.time_base)
         hints = [rate for rate in (stream.guessed_rate, stream.average_rate, stream.base_rate) if rate]
         repeats = stream.codec_context.name == "theora"  # an empty packet shows the frame before again
-        is_bool_coded = stream.codec_context.name in _BOOL_CODED
         pts, keys = array("q"), array("q")  # a file may have as many frames as bytes
         num_packets = num_whole = num_damaged_at_end = 0
         is_transport, starts_late = content_type == "video/mp2t", False
@@ -389,7 +400,7 @@ def _index(data: Buffer, damage: str | None, max_pixels: int) -> tuple[FrameInde
             starts_late = starts_late or (num_packets == 1 and not packet.is_keyframe)
             num_damaged_at_end = num_damaged_at_end + 1 if packet.is_corrupt else 0
             # The demuxer of transport streams marks a whole packet too, where another stream was joined to it.
-            if (packet.is_corrupt and not is_transport) or (is_bool_coded and _ZEROS in bytes(packet)):
+            if (packet.is_corrupt and not is_transport) or is_blank(packet, stream):
                 damage = damage or f"packet {num_packets - 1} is damaged"
             else:
                 num_whole += 1
@@ -413,6 +424,11 @@ def _index(data: Buffer, damage: str | None, max_pixels: int) -> tuple[FrameInde
             found = f"found {len(pts)} frames with {len(set(pts))} times"
             raise MediaError("<video>", f"{found}, expected one for each: streams were joined without new times")
     return _frame_index(pts, keys, end, time_base, hints), height, width
+
+
+def is_blank(packet: Packet[Any], stream: VideoStream) -> bool:
+    """Whether a packet has a sector of zeros, which some decoders take for pictures."""
+    return stream.codec_context.name in _BOOL_CODED and _ZEROS in bytes(packet)
 
 
 def _size_beyond_limit(data: Buffer) -> tuple[int, int]:

@@ -63,6 +63,11 @@ class TestAudioField(FieldSuite):
         {"encoding": "mp3"},
         {"sample_rate": 0},
         {"sample_rate": 44.1},
+        {"decode_rate": 0},
+        {"decode_channels": 0},
+        {"decode_length": 100},
+        {"decode_length": 100, "decode_rate": 16_000},
+        {"decode_length": 100, "decode_channels": 1},
         {"decoded": "int32"},
         {"max_frames": 0},
     ]
@@ -159,10 +164,10 @@ def test_bare_samples_take_the_fields_rate():
 
 @pytest.mark.parametrize("decoded", ["float32", "int16"])
 @pytest.mark.parametrize("rate", [8000, 16_000, 44_100, 48_000])
-def test_a_rate_that_is_set_for_reading_resamples(rate, decoded):
+def test_decode_rate_resamples(rate, decoded):
     """Payloads of any rate decode to the field's, with the same pitch and length."""
     tone = np.sin(2 * np.pi * 440 / rate * np.arange(rate // 2)).astype(np.float32) * np.float32(0.9)
-    field = AudioField(sample_rate=16_000, decoded=decoded)
+    field = AudioField(decode_rate=16_000, decoded=decoded)
     for value in ((tone, rate), sound_file(tone, rate, "FLAC"), sound_file(tone, rate, "MP3")):
         payload = AudioField().encode(value)
         field.check_decodable(*payload)

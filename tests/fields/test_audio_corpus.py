@@ -95,11 +95,11 @@ def tone(rate, seconds=0.3):
 
 
 @functools.cache
-def made(name):
-    """The bytes of a format's file: 0.3 s, mono."""
+def made(name, seconds=0.3, **options):
+    """The bytes of a format's file: mono; of those that are encoded here of any length, with options of PyAV's."""
     if name in BY_SNDFILE:
         container, subtype, rate = BY_SNDFILE[name]
-        return sound_file(tone(rate), rate, container, subtype)
+        return sound_file(tone(rate, seconds), rate, container, subtype)
     if name == "speex":  # `tone` as speexenc stores it, with its lowest quality
         return Path(__file__).with_name("tone.spx").read_bytes()
     if name in AMR:  # a header byte and any bits are a frame
@@ -110,15 +110,15 @@ def made(name):
         )
     muxer, encoder, rate, muxing, encoding = BY_AV[name]
     with tempfile.NamedTemporaryFile() as file:  # by its name: to move its header to the front, a file is read again
-        _write(file.name, muxer, encoder, rate, muxing, encoding)
+        _write(file.name, muxer, encoder, rate, muxing, {**encoding, **options}, seconds)
         return file.read()
 
 
-def _write(path, muxer, encoder, rate, muxing, encoding):
+def _write(path, muxer, encoder, rate, muxing, encoding, seconds=0.3):
     with av.open(path, "w", format=muxer, options=muxing) as out:
         stream = out.add_stream(encoder, rate=rate, layout="mono", options=encoding)
         kind = stream.codec_context.format.name
-        samples = tone(rate)
+        samples = tone(rate, seconds)
         size = stream.codec_context.frame_size or 1024
         resampler = av.AudioResampler(format=kind, layout="mono", rate=rate, frame_size=size)
         frame = av.AudioFrame.from_ndarray(samples[np.newaxis], format="fltp", layout="mono")

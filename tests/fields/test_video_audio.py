@@ -112,7 +112,7 @@ class TestSyncedVideoAudioField(FieldSuite):
         {"max_duration": 0},
         {"max_frames": 0},
         {"target_frames": True},
-        {"target_audio_len": 100},
+        {"decode_length": 100},
         {"max_pixels": None},
         {"max_decoded_bytes": 0},
     ]
@@ -289,7 +289,7 @@ def test_sound_is_read_without_frames_and_timing_without_data():
 
 
 BATCHES = SyncedVideoAudioField(
-    size=(6, 8), target_frames=4, audio_sample_rate=RATE, audio_channels=1, target_audio_len=250
+    size=(6, 8), target_frames=4, audio_sample_rate=RATE, audio_channels=1, decode_length=250
 )
 
 
@@ -331,7 +331,7 @@ def test_a_batch_is_arrays():
 
 
 def test_layouts_follow_the_settings():
-    """Without size or target_frames there is no layout; channels make a dimension; no target_audio_len, no sound."""
+    """Without size or target_frames there is no layout; channels make a dimension; no decode_length, no sound."""
     assert KEEP.value_layout is None
     assert SyncedVideoAudioField(size=(2, 2)).value_layout is None
     assert set(SyncedVideoAudioField(size=(2, 2), target_frames=1).value_layout) == {
@@ -340,7 +340,7 @@ def test_layouts_follow_the_settings():
         "frame_times",
     }
     stereo = SyncedVideoAudioField(
-        size=(2, 2), target_frames=1, audio_channels=2, audio_sample_rate=8000, target_audio_len=5
+        size=(2, 2), target_frames=1, audio_channels=2, audio_sample_rate=8000, decode_length=5
     )
     assert stereo.value_layout["audio"].shape == (5, 2)
 
@@ -418,7 +418,7 @@ def test_sound_is_brought_to_another_rate_while_decoding(encoding):
     np.testing.assert_array_equal(clip.audio_segments, reader.audio_segments(stored.metadata, np.arange(12)))
     assert clip.audio_segments[0].tolist() == [0, 320]
     batch = SyncedVideoAudioField(
-        encoding=encoding, size=SIZE, target_frames=3, target_audio_len=4096, audio_encoding="float32", **settings
+        encoding=encoding, size=SIZE, target_frames=3, decode_length=4096, audio_encoding="float32", **settings
     )
     records = np.frombuffer(stored.metadata, np.uint8)[np.newaxis]
     values, _ = batch.decode_batch(records, [stored.data])

@@ -65,7 +65,7 @@ PAGES = {
         names={
             "mm_assets": (
                 "MultimodalLoader", "Blocks", "Budget", "SequencePacker", "LoaderStats", "MultimodalCollator", "Ragged",
-                "mix", "MixedLoader",
+                "mix", "MixedLoader", "Window",
             )
         },
     ),
