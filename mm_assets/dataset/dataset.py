@@ -24,7 +24,7 @@ from mm_assets.dataset.open_files import DatasetIds, OpenFiles
 from mm_assets.dataset.prefetch import arrays_of
 from mm_assets.dataset.reader import RawBatch, RawReader, SampleReader
 from mm_assets.dataset.writer import DatasetWriter, create, spec_of
-from mm_assets.errors import SchemaMismatchError
+from mm_assets.errors import ConfigError, SchemaMismatchError
 from mm_assets.fields import ArraySpec, Field
 from mm_assets.fields.base import Buffer, Out
 from mm_assets.formats import Payload, SampleIds, VerifyReport
@@ -34,7 +34,9 @@ from mm_assets.formats.stored import StoredPayload
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from mm_assets.dataset.groups import SampleColumn
     from mm_assets.dataset.notebook import ShownSample
+    from mm_assets.dataset.row_windows import RowWindows
 
 _BLOCK = 4096  # samples whose payloads are located together
 
@@ -211,9 +213,60 @@ class Dataset:
             ConfigError: it is not a condition, names no column, or cannot be computed.
             FormatError: a file is damaged.
         """
+        return self.select(self.matching(sql))
+
+    def matching(self, sql: str) -> npt.NDArray[np.int64]:
+        """The indices of the samples that fulfil a condition, ascending, (n,) int64; see `filter`."""
         from mm_assets.dataset.selection import matching_rows
 
-        return self.select(matching_rows(self._files, self.names, self._fields.known, sql))
+        return matching_rows(self._files, self.names, self._fields.known, sql)
+
+    def windows(
+        self,
+        at: Mapping[str, Sequence[float] | npt.NDArray[Any]],
+        *,
+        group: SampleColumn,
+        order: SampleColumn | None = None,
+        edge: str = "repeat",
+        tolerance: float | None = None,
+    ) -> RowWindows:
+        """A view in which modalities are windows over neighboring samples of a group, such as the steps of an episode.
+
+        Item i is sample i, with the values at some offsets within its group as an array (T, ...), and for each such
+        modality the mask ``<modality>_is_pad``, (T,) bool: True for a step that does not exist or lacks the modality.
+
+        `group` and `order` are columns: values for all samples, (len,), or one of these names.
+
+        - A `ScalarField`, or an entry of another metadata record, such as ``step`` or ``audio.num_frames``.
+        - A key in the JSON of each sample, with its modality, such as ``metadata.episode``. All JSON is read.
+        - A `TextField`, for groups. All its texts are read.
+        - ``sample_id``: as the group, what is before the number at the end of each id; as the order, the number.
+
+        Args:
+            at: by modality, the offsets, such as ``{"image": [-1, 0], "action": range(8)}``. They count steps in the
+                group, which need not be numbered without gaps.
+            group: integers or text; samples with equal values are a group.
+            order: finite numbers, each once in a group; None for the dataset's order.
+            edge: what a window has in place of a step that does not exist: ``"repeat"``, the nearest step of the group;
+                ``"zero"``, zeros (None in lists); ``"drop"``: the view has only windows without a masked step.
+            tolerance: makes the offsets differences of `order`, such as seconds: ``tolerance=1e-4`` with
+                ``at={"image": [-0.1, 0]}``. A step exists if it differs from the offset by at most this.
+
+        Raises:
+            KeyError: no such modality.
+            ConfigError: there is no such column, or it does not have such values; the offsets are not integers, or
+                with `tolerance` no sample has a step at an offset.
+            FormatError: a file is damaged.
+        """
+        from mm_assets.dataset.groups import read_groups
+        from mm_assets.dataset.row_windows import RowWindows
+
+        if tolerance is not None and order is None:
+            raise ConfigError("arguments", "tolerance", "needs an order, whose values the offsets are differences of")
+        groups = read_groups(
+            self._files, self.names, self._fields.known, group, order, keep_order=tolerance is not None
+        )
+        return RowWindows(self.with_settings({}), groups, at, edge=edge, tolerance=tolerance)
 
     # --- what is in it ------------------------------------------------------------------------------------------------
 
@@ -604,6 +657,30 @@ class Dataset:
             windows=windows,
             on_read=on_read,
             keys=keys,
+        )
+
+    def read_batch_each(
+        self,
+        indices: Mapping[str, Indices],
+        *,
+        out: Mapping[str, Out] | None = None,
+        threads: int | None = 0,
+        verify: bool | None = None,
+        on_read: Callable[[], object] | None = None,
+        keys: Mapping[str, npt.NDArray[np.uint64]] | None = None,
+    ) -> dict[str, Batch]:
+        """As `read_batch`, with samples of its own for each modality, of any number; one request to each file.
+
+        Args:
+            indices: by modality, the samples.
+            out: as for `read_batch`.
+            threads: as for `read_batch`.
+            verify: as for `read_batch`.
+            on_read: as for `read_batch`.
+            keys: by modality, as for `read_batch`.
+        """
+        return self._samples.read_batch_each(
+            indices, out=out or {}, threads=threads, verify=verify, on_read=on_read, keys=keys
         )
 
     def batch_layout(

@@ -137,9 +137,9 @@ def decode_batches(
     threads: int,
     place: Place,
     windows: npt.NDArray[np.float64] | None = None,
-    keys: npt.NDArray[np.uint64] | None = None,
+    keys: npt.NDArray[np.uint64] | Mapping[str, npt.NDArray[np.uint64]] | None = None,
 ) -> dict[str, Batch]:
-    """Decode several modalities of the same samples.
+    """Decode several modalities.
 
     Args:
         fields: by modality, in the order of the result.
@@ -149,7 +149,8 @@ def decode_batches(
         threads: how many.
         place: for messages.
         windows: (n, 2), the window of each sample that is decoded; None for all of it.
-        keys: (n,) uint64, from which random settings of fields are drawn; None draws nothing.
+        keys: (n,) uint64, of all modalities or by modality, from which random settings of fields are drawn; without
+            keys nothing is random.
 
     Raises:
         FormatError: a payload is damaged; it says where.
@@ -158,10 +159,11 @@ def decode_batches(
     started: dict[str, list[Future[tuple[Any, npt.NDArray[np.bool_]]]]] = {}
     found: dict[str, Batch] = {}
     try:
+        keys_of = keys if isinstance(keys, Mapping) else {} if keys is None else dict.fromkeys(fields, keys)
         for name, field in fields.items():
             count = len(rows[name].datas)
             if threads > 1 and field.decodes_in_parallel and count > 1:
-                run = partial(_decode_run, field, rows[name], targets[name], windows, keys)
+                run = partial(_decode_run, field, rows[name], targets[name], windows, keys_of.get(name))
                 started[name] = pool.start_runs(threads, count, run)
         # Fields that threads do not help are decoded here while they work; in this order without threads too, so that
         # of several damaged modalities the same one is reported.
@@ -169,8 +171,8 @@ def decode_batches(
             field, target = fields[name], targets[name]
             try:
                 if name not in started:
-                    count = len(rows[name].datas)
-                    found[name] = Batch(*_decode_run(field, rows[name], target, windows, keys, 0, count))
+                    own_keys, count = keys_of.get(name), len(rows[name].datas)
+                    found[name] = Batch(*_decode_run(field, rows[name], target, windows, own_keys, 0, count))
                     continue
                 parts = [future.result() for future in started[name]]
             except (FormatError, LimitError) as error:

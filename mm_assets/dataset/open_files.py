@@ -288,16 +288,24 @@ class OpenFiles:
         self, positions: npt.NDArray[np.int64], read: Callable[[Reader, npt.NDArray[np.int64]], T]
     ) -> Iterator[tuple[npt.NDArray[np.int64], T]]:
         """The result of `read` for each file that has some of the samples, and their rows; remote ones concurrently."""
+        return self.read_each_rows(positions, lambda reader, local, _: read(reader, local))
+
+    def read_each_rows(
+        self,
+        positions: npt.NDArray[np.int64],
+        read: Callable[[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]], T],
+    ) -> Iterator[tuple[npt.NDArray[np.int64], T]]:
+        """As `read_each`; `read` also gets the rows of the file's samples, ascending."""
         parts = self._parts(positions)
         if not self.files.any_remote:
             for number, where, local in parts:
-                yield where, read(self[number], local)
+                yield where, read(self[number], local, where)
             return
 
-        def read_file(number: int, local: npt.NDArray[np.int64]) -> T:
-            return read(self[number], local)
+        def read_file(number: int, local: npt.NDArray[np.int64], where: npt.NDArray[np.int64]) -> T:
+            return read(self[number], local, where)
 
-        tasks = [(where, partial(read_file, number, local)) for number, where, local in parts]
+        tasks = [(where, partial(read_file, number, local, where)) for number, where, local in parts]
         if len(tasks) == 1:
             yield tasks[0][0], tasks[0][1]()
             return

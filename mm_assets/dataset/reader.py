@@ -10,6 +10,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -221,6 +222,38 @@ class SampleReader:
                 found[part.name] = self._take(part, decoded)
         return found
 
+    def read_batch_each(
+        self,
+        indices: Mapping[str, Indices],
+        *,
+        out: Mapping[str, Out],
+        threads: int | None = 0,
+        verify: bool | None = None,
+        on_read: Callable[[], object] | None = None,
+        keys: Mapping[str, npt.NDArray[np.uint64]] | None = None,
+    ) -> dict[str, Batch]:
+        """As `read_batch`, with samples of its own for each modality."""
+        workers = count_threads(threads)
+        fields = {name: self._fields.field(name) for name in self._fields.choose(tuple(indices))}
+        positions = {name: self._files.positions(indices[name]) for name in fields}
+        targets: dict[str, Arrays | None] = {}
+        self._check_out(out, fields)
+        for name, field in fields.items():
+            own = {name: out[name]} if name in out else {}
+            targets |= self._targets({name: field}, own, len(positions[name]))
+        rows = self._read_rows_each(positions, verify)
+        if on_read is not None:
+            on_read()
+        return decode_batches(
+            fields,
+            rows,
+            targets,
+            pool=self._pool,
+            threads=workers,
+            place=lambda row, name: self._place(positions[name], row, name),
+            keys=keys,
+        )
+
     def _take(self, part: NamedPart, decoded: list[Any]) -> Batch:
         """A part of each value."""
         try:
@@ -357,11 +390,30 @@ class SampleReader:
             for name, column in columns.items():
                 if name not in rows:
                     rows[name] = Column(np.zeros((count, column.records.shape[1]), np.uint8), [None] * count)
-                records, datas = rows[name]
-                records[where] = column.records
-                for row, data in zip(where.tolist(), column.datas, strict=True):
-                    datas[row] = data
+                _put(column, rows[name], where)
         return rows or {name: Column(np.zeros((0, self._fields.record_size(name)), np.uint8), []) for name in names}
+
+    def _read_rows_each(self, positions: Mapping[str, npt.NDArray[np.int64]], verify: bool | None) -> dict[str, Column]:
+        """As `_read_rows`, with positions of its own for each modality."""
+        # The rows of all modalities, one modality after the other.
+        starts = np.cumsum([0, *map(len, positions.values())])
+
+        def read(reader: Reader, local: npt.NDArray[np.int64], where: npt.NDArray[np.int64]) -> dict[str, Column]:
+            bounds = pairwise(np.searchsorted(where, starts).tolist())
+            here = {name: local[a:b] for name, (a, b) in zip(positions, bounds, strict=True) if a < b}
+            return reader.read_columns_each(here, verify=checked)
+
+        checked = self._files.files.verify if verify is None else verify
+        rows = {
+            name: Column(np.zeros((len(own), self._fields.record_size(name)), np.uint8), [None] * len(own))
+            for name, own in positions.items()
+        }
+        first = dict(zip(positions, starts.tolist(), strict=False))
+        for where, columns in self._files.read_each_rows(np.concatenate([starts[:0], *positions.values()]), read):
+            for name, column in columns.items():
+                begin = int(np.searchsorted(where, first[name]))
+                _put(column, rows[name], where[begin : begin + len(column.datas)] - first[name])
+        return rows
 
     def _own_rows(self, positions: npt.NDArray[np.int64], name: str, rows: Column, threads: int) -> list[Any]:
         """As `_decode_rows`, with arrays that may be written to."""
@@ -402,6 +454,13 @@ class SampleReader:
     def _place(self, positions: npt.NDArray[np.int64], row: int, name: str) -> tuple[str, int]:
         reader, i = self._files.locate(int(positions[row]))
         return reader.part_of(name).path, i
+
+
+def _put(column: Column, target: Column, rows: npt.NDArray[np.int64]) -> None:
+    """Writes a column to rows of another one."""
+    target.records[rows] = column.records
+    for row, data in zip(rows.tolist(), column.datas, strict=True):
+        target.datas[row] = data
 
 
 class RawReader:

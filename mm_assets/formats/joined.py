@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self, TypeVar
 
@@ -160,6 +160,14 @@ class JoinedReader:
     ) -> dict[str, tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]]:
         """Returns which samples have each modality, and their metadata records."""
         return self.read_each(names, lambda part, own: part.read_records(indices, own))
+
+    def read_columns_each(self, indices: Mapping[str, Indices], *, verify: bool | None = None) -> dict[str, Column]:
+        """Returns the payloads of samples of each modality's own; one request to each file."""
+
+        def read(part: PackedReader, own: tuple[str, ...]) -> dict[str, Column]:
+            return part.read_columns_each({name: indices[name] for name in own}, verify=verify)
+
+        return self.read_each(tuple(indices), read)
 
     def stored(self, indices: Indices, names: Sequence[str] | None = None) -> dict[str, list[StoredPayload | None]]:
         """Returns where the payloads of samples are, by name."""

@@ -455,8 +455,22 @@ class PackedReader(ABC):
             result[self.names[number]] = (present, records)
         return result
 
-    def _fetch(self, indices: npt.NDArray[np.int64], places: Mapping[int, Places], verify: bool) -> dict[str, Column]:
-        """The payloads of a batch; one request to the source."""
+    def read_columns_each(self, indices: Mapping[str, Indices], *, verify: bool | None = None) -> dict[str, Column]:
+        """As `read_columns`, with samples of its own for each modality; one request to the source."""
+        own = {
+            self.number_of(name): check_indices(rows, self._num_samples, self.path) for name, rows in indices.items()
+        }
+        places = {number: self._locate(rows, [number])[number] for number, rows in own.items()}
+        return self._fetch(own, places, self._checks(verify))
+
+    def _fetch(
+        self,
+        indices: npt.NDArray[np.int64] | Mapping[int, npt.NDArray[np.int64]],
+        places: Mapping[int, Places],
+        verify: bool,
+    ) -> dict[str, Column]:
+        """The payloads of a batch, of the same samples or by modality; one request to the source."""
+        own = indices if isinstance(indices, Mapping) else dict.fromkeys(places, indices)
         if not places:
             return {}
         rows = {number: found.rows() for number, found in places.items()}
@@ -467,7 +481,7 @@ class PackedReader(ABC):
         else:
             views = iter(self._source.view_many(list(zip(starts.tolist(), sizes.tolist(), strict=True))))
         return {
-            self.names[number]: self._column(indices, number, found, rows[number], views, verify)
+            self.names[number]: self._column(own[number], number, found, rows[number], views, verify)
             for number, found in places.items()
         }
 

@@ -20,7 +20,7 @@ from mm_assets.dataset.decoding import Allocate, Batch
 from mm_assets.dataset.prefetch import BufferPool, arrays_of
 from mm_assets.dataset.workers import WorkerPool
 from mm_assets.errors import ConfigError, FormatError, LoaderError
-from mm_assets.fields import ArraySpec
+from mm_assets.fields import ArraySpec, Field
 from mm_assets.loading.collate import MultimodalCollator, as_tensors, map_batch, pinned, pinned_memory, rows_of
 from mm_assets.loading.order import derive_key
 from mm_assets.loading.plan import Plan, Step
@@ -154,7 +154,9 @@ class BatchMaker:
         self._skip_damaged = skip_damaged
         self._window = window
         self._find_part: Callable[[str], Any] | None = getattr(source, "part", None)
-        self._draws = self._find_part is not None and any(self._find_part(name).field.draws for name in self._names)
+        fields: Mapping[str, Field] = getattr(source, "fields", {})
+        read = [self._find_part(name).field if self._find_part else fields.get(name) for name in self._names]
+        self._draws = any(field is not None and field.draws for field in read)
         self._layouts: dict[int, Mapping[str, ArraySpec | dict[str, ArraySpec]]] = {}  # by the samples of a batch
         # Torch's own allocator knows which pinned blocks a device still reads from; ours would not.
         self._allocate: Allocate = pinned_memory

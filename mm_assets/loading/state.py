@@ -107,6 +107,7 @@ def fingerprint(source: Any) -> str:
     and the manifest with the digests of its files or, without one, the ids and stored bytes of a few samples. The
     loader's modalities and their settings do not matter: a run may continue with others.
     """
+    source = getattr(source, "samples", source)  # of a view of windows, the samples that they belong to
     own = getattr(source, "fingerprint", None)
     if own is not None:
         return str(own)

@@ -1,12 +1,16 @@
 """The examples run: the contrastive model learns the demo captions, and a stopped run resumes bit for bit."""
 
+import inspect
 import io
 import json
+import os
 import re
 import runpy
+import socket
+import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,7 +140,68 @@ def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_page_names_scripts_and_options_that_exist() -> None:
     """Each script has a section of the examples' page, and every option that the page names exists."""
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## `(.*?)`", page, flags=re.MULTILINE) == [path.name for path in EXAMPLES.glob("*.py")]
-    options = set(re.findall(r"(?<!\w)--[a-z-]+", page))
-    assert options
-    assert [option for option in options if f'"{option}"' not in SCRIPT.read_text(encoding="utf-8")] == []
+    sections = dict(re.findall(r"^## `(.*?)`(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
+    assert list(sections) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+    for name, section in sections.items():
+        options = set(re.findall(r"(?<!\w)--[a-z-]+", section))
+        assert options
+        assert [option for option in options if option not in (EXAMPLES / name).read_text(encoding="utf-8")] == []
+
+
+# --- windows over the steps of a robot --------------------------------------------------------------------------------
+
+ROBOT = EXAMPLES / "robot_windows.py"
+
+
+@pytest.fixture
+def train(torch: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Trains as a rank of a process group, in this process, and returns the checkpoint."""
+
+    def run(data: Path, checkpoint: Path, num_batches: int, world_size: int = 1) -> Any:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+        arguments = [str(ROBOT), str(data), str(checkpoint), str(num_batches)]
+        others = [
+            subprocess.Popen([sys.executable, *arguments], env={**os.environ, **group, "RANK": str(rank)})
+            for rank in range(1, world_size)
+        ]
+        for name, value in {**group, "RANK": "0"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", arguments)
+        runpy.run_path(str(ROBOT), run_name="__main__")
+        assert [other.wait(60) for other in others] == [0] * len(others)
+        return torch.load(checkpoint)
+
+    return run
+
+
+@pytest.fixture
+def steps(shared_data: Path, tmp_path: Path) -> Path:
+    """Steps of a real robot, packed."""
+    samples = mm_assets.from_webdataset(str(shared_data / "robotics/robotics-steps-00000.tar"))
+    with mm_assets.create(tmp_path / "steps.mult", samples.fields, fsync=False) as writer:
+        for sample in samples:
+            writer.write(*sample)
+    return tmp_path / "steps.mult"
+
+
+def test_a_robot_policy_resumes_on_another_number_of_ranks(
+    steps: Path, train: Callable[..., Any], torch: Any, tmp_path: Path
+) -> None:
+    """Stopped within an epoch on one rank and resumed on two, weights and position are those of one run."""
+    whole = train(steps, tmp_path / "whole.pt", 5)
+    stopped = train(steps, tmp_path / "run.pt", 3)
+    assert 0 < stopped["loader"]["delivered"] < stopped["loader"]["num_samples"] == 16
+    resumed = train(steps, tmp_path / "run.pt", 2, world_size=2)
+    assert resumed["loader"] == whole["loader"]
+    for name, weights in whole["policy"].items():
+        assert torch.equal(resumed["policy"][name], weights)
+        assert not torch.equal(stopped["policy"][name], weights)
+
+
+def test_the_robot_program_is_short(torch: Any) -> None:
+    """The training program has as many lines as its page says."""
+    lines = inspect.getsource(runpy.run_path(str(ROBOT))["train"]).splitlines()[2:]
+    assert len(lines) == 15

@@ -21,7 +21,7 @@ def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     examples = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
-    assert len(examples) == 16
+    assert len(examples) == 17
     space: dict[str, object] = {}
     for number, example in enumerate(examples):
         exec(compile(example, f"docs/loading.md, example {number}", "exec"), space)
