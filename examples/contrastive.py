@@ -38,21 +38,11 @@ TOKENIZER = ByteTokenizer()
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def prepare_image(image: npt.NDArray[np.uint8], rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Composite a drawing on white, and mirror it at random.
-
-    Args:
-        image: (H, W, 4) uint8.
-        rng: depends only on seed, epoch and sample, so that a resumed run draws the same as an uninterrupted one.
-
-    Returns:
-        (3, H, W) float32 in [-1, 1].
-    """
+def prepare_image(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Composite a drawing, (H, W, 4) uint8, on white: (3, H, W) float32 in [-1, 1]."""
     colors, alpha = image[:, :, :3].astype(np.float32), image[:, :, 3:].astype(np.float32) / 255
-    shown = colors * alpha + 255 * (1 - alpha)
-    if rng.random() < 0.5:
-        shown = shown[:, ::-1]
-    return np.ascontiguousarray(shown.transpose(2, 0, 1) / 127.5 - 1)
+    composite = colors * alpha + 255 * (1 - alpha)
+    return np.ascontiguousarray(composite.transpose(2, 0, 1) / 127.5 - 1)
 
 
 def prepare_text(text: str) -> npt.NDArray[np.int64]:
@@ -61,25 +51,18 @@ def prepare_text(text: str) -> npt.NDArray[np.int64]:
 
 
 def make_loader(data: Dataset, *, batch_size: int, seed: int, num_workers: int) -> MultimodalLoader:
-    """Return a loader of images at one size and padded ids, as tensors."""
-    # Pad drawings of any shape with transparent bars, which `prepare_image` makes white.
-    sized = data.with_settings({"image": {"decode_size": [SIDE, SIDE], "decode_resize": "pad", "channels": 4}})
-    collator = MultimodalCollator(
-        {
-            "image": {"type": "stack", "dtype": "float32"},
-            "text": {"type": "pad", "pad_value": TOKENIZER.PAD_ID, "max_length": MAX_TOKENS, "dtype": "int64"},
-        },
-        return_tensors="pt",
-    )
+    """Return a loader of random crops at one size and padded ids, as tensors."""
+    image = {"decode_size": [SIDE, SIDE], "decode_crop": {"scale": [0.8, 1]}, "channels": 4}
+    text = {"type": "pad", "pad_value": TOKENIZER.PAD_ID, "max_length": MAX_TOKENS, "dtype": "int64"}
     return MultimodalLoader(
-        sized,
+        data.with_settings({"image": image}),
         batch_size=batch_size,
         shuffle=True,
-        num_workers=num_workers,
-        collator=collator,
         last="drop",  # a pair is contrasted with the others of its batch: a smaller batch is another task
         seed=seed,
+        num_workers=num_workers,
         transforms={"image": prepare_image, "text": prepare_text},
+        collator=MultimodalCollator({"image": {"type": "stack", "dtype": "float32"}, "text": text}, "pt"),
     )
 
 
