@@ -109,6 +109,7 @@ class AudioField(Field):
     TYPE_ID: ClassVar[int] = 40
     VALUE_TYPE: ClassVar[type] = Audio
     READS_PARTS: ClassVar[bool] = True
+    ADDED: ClassVar[tuple[str, ...]] = ("decode_rate", "decode_channels", "decode_length")
     CONTENT_KIND: ClassVar[str] = "audio"
     TAKES_JSON: ClassVar[bool] = False
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(

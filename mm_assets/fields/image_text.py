@@ -153,6 +153,7 @@ class ImageTextPairField(Field):
     TAKES_CONTENT: ClassVar[bool] = False
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
     EARLIER: ClassVar[Mapping[str, JSON]] = {"icc": "keep"}
+    ADDED: ClassVar[tuple[str, ...]] = ("decode_crop",)
     PARTS: ClassVar[Mapping[str, Part]] = {"image": Part(needed=True), "text": Part(), "clip_score": Part()}
 
     encoding: str = "keep"

@@ -96,6 +96,7 @@ class SyncedVideoAudioField(Field):
     FACTS: ClassVar[tuple[type[Fact], ...]] = (MediaLength, ClipLengths)
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels", "max_decoded_bytes")
     FORMER: ClassVar[tuple[str, ...]] = ("target_audio_len",)
+    ADDED: ClassVar[tuple[str, ...]] = ("decode_rate", "decode_channels", "decode_length")
     PARTS: ClassVar[Mapping[str, Part]] = {"video": Part(), "audio": Part()}
 
     encoding: str = "keep"

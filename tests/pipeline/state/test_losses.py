@@ -223,7 +223,7 @@ def test_a_record_does_not_list_the_failure_of_an_earlier_run(faulty: Faulty, tm
     failure = StageFailure(partition="b", stage=RAW_SHARDS.name, detail="the storage failed")
     dataset.write_attempt(Attempt(partition="b", stages=before.stages, failure=failure))
     assert [(t.example.reason, t.count) for t in loss_totals(DatasetState(dataset), ["b"])] == [("failed", 1)]
-    assert at_work(publish.publish, dataset, "b") == before
+    assert at_work(publish.publish, dataset, "b")[0] == before
     assert dataset.attempt("b") is None
 
 
@@ -237,7 +237,7 @@ class WithoutSql(DatasetStore):
 def test_tables_are_opened_only_where_something_is_lost(faulty: Faulty, tmp_path: Path) -> None:
     """Publishing a partition without losses starts no DuckDB; one with losses does."""
     dataset = WithoutSql(copied(faulty, tmp_path).spec)
-    assert at_work(publish.publish, dataset, "a").losses == {}
+    assert at_work(publish.publish, dataset, "a")[0].losses == {}
     with pytest.raises(AssertionError, match="DuckDB is opened"):
         at_work(publish.publish, dataset, "b")
 
