@@ -143,7 +143,7 @@ def speech_lhotse(folder: Path) -> Iterator[Batch]:
     from lhotse.dataset.collation import collate_audio
     from torch.utils.data import DataLoader, Dataset
 
-    class Speech(Dataset):  # type: ignore[type-arg]
+    class Speech(Dataset):  # type: ignore[type-arg]  # torch is untyped where it is not installed
         def __getitem__(self, cuts: Any) -> Any:
             return collate_audio(cuts)
 
@@ -174,7 +174,7 @@ def documents_energon(folder: Path) -> Iterator[Batch]:
     def cook(sample: Any) -> Any:
         return np.frombuffer(sample["ids"], np.uint16)
 
-    class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
+    class Encoder(DefaultTaskEncoder):  # type: ignore[misc]  # Energon has no types
         cookers = (Cooker(cook),)
         decoder = None
 

@@ -392,7 +392,7 @@ class _Source:
         if self.size:
             column = f"present_{self.name}" if self.field.item_field is None else f"{self.name}.num_items"
             num_images = np.minimum(reader.column(column), reader.column(f"size_{self.name}"))
-            return num_images * self.size  # type: ignore[no-any-return]
+            return np.asarray(num_images * self.size)
         if self.field.item_field is None:
             counts = read_column(reader, self.column, "tokens")
         else:

@@ -114,7 +114,7 @@ def test_wrong_windows_are_refused(arguments: dict[str, Any]) -> None:
 def test_the_argument_is_a_window(talks: Dataset) -> None:
     """A number in place of a window, and an output named as the entry, are a `ConfigError`."""
     with pytest.raises(ConfigError, match="window"):
-        MultimodalLoader(talks, window=2.0)  # type: ignore[arg-type]
+        MultimodalLoader(talks, window=2.0)  # type: ignore[arg-type]  # what is tested
     rules = MultimodalCollator({"window": {"source": "words"}})
     with pytest.raises(ConfigError, match="window"):
         MultimodalLoader(talks, collator=rules, window=Window(seconds=2))
