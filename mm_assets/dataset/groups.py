@@ -17,7 +17,7 @@ from mm_assets.dataset.decoding import locate
 from mm_assets.dataset.files import Reader
 from mm_assets.dataset.open_files import DatasetIds, OpenFiles
 from mm_assets.errors import ConfigError, FormatError, LimitError
-from mm_assets.fields import Field, JSONField, TextField
+from mm_assets.fields import Field
 from mm_assets.formats.batch import spans
 from mm_assets.summaries import describe
 
@@ -200,8 +200,8 @@ class _Columns:
     def _of_modality(self, key: str, name: str, entry: str) -> _Values | _Path | None:
         """Returns the values of a part of a modality, or None if there is no such part."""
         field = self._fields[name]
-        if isinstance(field, TextField | JSONField):
-            return _Path(name, entry) if bool(entry) == isinstance(field, JSONField) else None
+        if field.CONTENT_KIND in ("text", "json"):
+            return _Path(name, entry) if bool(entry) == field.HOLDS_JSON else None
         entry = entry or "value"  # of a number
         if entry not in _entries(field):
             return None
@@ -256,9 +256,9 @@ class _Columns:
         """Returns the names of the columns, for a message."""
         found = [_SAMPLE_ID]
         for name, field in self._fields.items():
-            if isinstance(field, TextField):
+            if field.CONTENT_KIND == "text":
                 found.append(name)
-            elif isinstance(field, JSONField):
+            elif field.CONTENT_KIND == "json":
                 found += [f"{name}.{key}" for key in self._first_keys(name)] or [f"{name}.KEY"]
             else:
                 entries = _entries(field)

@@ -333,7 +333,9 @@ class MultimodalLoader:
             MissingExtraError: torch is not installed.
         """
         with optional_import("torch", "MultimodalLoader.torch"):
-            from mm_assets.loading.torch_dataset import TorchDataset
+            import torch  # noqa: F401  # imported here for its error alone
+        from mm_assets.loading.torch_dataset import TorchDataset
+
         return TorchDataset(self)
 
     # --- what iterations use ------------------------------------------------------------------------------------------

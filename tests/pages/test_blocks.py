@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from textwrap import indent
 
 import click
 import pytest
@@ -29,7 +30,8 @@ def blocks(page: Path, *languages: str) -> list[str]:
 def test_blocks_are_what_they_say(page: Path) -> None:
     """Each Python block compiles, each YAML and TOML block is read, each command of `mm-assets` and make exists."""
     for code in blocks(page, "python") if page.parent.name != "reference" else ():  # there they are signatures
-        compile(code, str(page), "exec")
+        is_body = re.search(r"^return\b", code, flags=re.MULTILINE)
+        compile(f"def shown():\n{indent(code, '    ')}" if is_body else code, str(page), "exec")
     for code in blocks(page, "yaml"):
         list(yaml.safe_load_all(code))
     for code in blocks(page, "toml"):
