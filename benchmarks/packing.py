@@ -53,10 +53,14 @@ def recording_lengths() -> Lengths:
     return (seconds * SAMPLE_RATE).astype(np.int64)
 
 
-def document_lengths(given: Path | None) -> Lengths:
+def document_lengths(lengths_file: Path | None) -> Lengths:
     """Tokens of documents with a heavy tail, or drawn from a file; no candidate splits, so they are truncated."""
     rng = np.random.default_rng(0)
-    lengths = 100 * (1 + rng.pareto(1.1, NUM_DOCUMENTS)) if given is None else rng.choice(np.load(given), NUM_DOCUMENTS)
+    lengths = (
+        100 * (1 + rng.pareto(1.1, NUM_DOCUMENTS))
+        if lengths_file is None
+        else rng.choice(np.load(lengths_file), NUM_DOCUMENTS)
+    )
     return lengths.clip(1, LENGTH).astype(np.int64)
 
 
@@ -70,10 +74,10 @@ def recordings() -> Iterator[npt.NDArray[np.int16]]:
         yield rng.integers(-3000, 3000, length, np.int16)
 
 
-def documents(given: Path | None) -> Iterator[npt.NDArray[np.uint16]]:
+def documents(lengths_file: Path | None) -> Iterator[npt.NDArray[np.uint16]]:
     """Random token ids."""
     rng = np.random.default_rng(1)
-    for length in document_lengths(given).tolist():
+    for length in document_lengths(lengths_file).tolist():
         yield rng.integers(1, 50_000, length, np.uint16)
 
 
@@ -102,10 +106,10 @@ def memory_cut(number: int, samples: npt.NDArray[np.int16], cut: Any, recording:
     return cut(id=str(number), start=0, duration=audio.duration, channel=0, recording=audio)
 
 
-def write_documents(folder: Path, given: Path | None) -> None:
+def write_documents(folder: Path, lengths_file: Path | None) -> None:
     """Writes a MULT file and, for Energon, tars with an array per sample."""
     with mm_assets.create(folder / "documents.mult", {"input_ids": TokensField(vocab_size=50_000)}) as writer:
-        for number, ids in enumerate(documents(given)):
+        for number, ids in enumerate(documents(lengths_file)):
             writer.write(str(number), {"input_ids": ids})
     if find_spec("megatron"):
         from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
@@ -113,7 +117,7 @@ def write_documents(folder: Path, given: Path | None) -> None:
 
         (folder / "energon").mkdir()
         with ShardWriter(f"file:{folder}/energon/%04d.tar", maxcount=5_000, verbose=0) as shards:
-            for number, ids in enumerate(documents(given)):
+            for number, ids in enumerate(documents(lengths_file)):
                 shards.write({"__key__": f"{number:08}", "ids": ids.tobytes()})
         names = sorted(path.name for path in (folder / "energon").glob("*.tar"))
         WebdatasetPreparator.prepare_dataset(

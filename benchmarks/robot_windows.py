@@ -179,21 +179,21 @@ def main() -> None:
                 folder.mkdir(parents=True)
                 run(python[candidate], "write", candidate, row, str(folder))
                 (folder / "done").touch()
-    found: dict[tuple[str, str], list[float]] = {}
+    rates: dict[tuple[str, str], list[float]] = {}
     for number in range(options.rounds):
         for row in rows:
             for candidate in CANDIDATES[:: -1 if number % 2 else 1]:
                 folder = folder_of(options.data, row, candidate)
                 rate = float(run(python[candidate], "measure", candidate, row, str(folder)))
-                found.setdefault((row, candidate), []).append(rate)
+                rates.setdefault((row, candidate), []).append(rate)
                 print(f"round {number + 1}, {row}: {candidate}: {rate:,.0f} items/s", file=sys.stderr)
     print("| row | LeRobot, items/s | ours | ratio | ours, uint8 | ratio | LeRobot, MB | ours, MB |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for row in rows:
-        theirs = found[row, "lerobot"]
+        theirs = rates[row, "lerobot"]
         cells = [f"{statistics.median(theirs):,.0f}"]
         for candidate in ("ours", "uint8"):
-            own = found[row, candidate]
+            own = rates[row, candidate]
             ratio = statistics.median(a / b for a, b in zip(own, theirs, strict=True))
             cells += [f"{statistics.median(own):,.0f}", f"{ratio:.1f}"]
         for candidate in ("lerobot", "ours"):

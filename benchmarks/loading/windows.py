@@ -178,7 +178,7 @@ def measure(reads: dict[str, Read], length: int, rounds: int) -> dict[str, list[
     """Milliseconds of each candidate by round."""
     generator = np.random.default_rng(0)
     names = list(reads)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    milliseconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-1, rounds):  # the first one loads code
         start = float(generator.uniform(0, length - SECONDS - 1))
         first = number % len(names)
@@ -186,8 +186,8 @@ def measure(reads: dict[str, Read], length: int, rounds: int) -> dict[str, list[
             begin = time.perf_counter()
             reads[name](start)
             if number >= 0:
-                found[name].append(1000 * (time.perf_counter() - begin))
-    return found
+                milliseconds[name].append(1000 * (time.perf_counter() - begin))
+    return milliseconds
 
 
 def main() -> None:
@@ -224,12 +224,12 @@ def main() -> None:
                 reads["decoder"] = lambda start, frames=frames, audio=audio: (frames(start), audio(start))
             if has_torchcodec:
                 reads["torchcodec"] = by_torchcodec(content, is_video=is_video)
-            found = measure(reads, LENGTHS["video" if is_video else "audio"], arguments.rounds)
-            ratios = np.array(found["mult"]) / np.array(found["decoder"])
+            milliseconds = measure(reads, LENGTHS["video" if is_video else "audio"], arguments.rounds)
+            ratios = np.array(milliseconds["mult"]) / np.array(milliseconds["decoder"])
             cells = [name, f"{len(content) / 1e6:.1f}"]
-            cells += [f"{np.median(found[one]):.2f}" for one in ("decoder", "mult")]
+            cells += [f"{np.median(milliseconds[one]):.2f}" for one in ("decoder", "mult")]
             cells += [f"{np.median(ratios):.2f}"]
-            cells += [f"{np.median(found['torchcodec']):.2f}"] if has_torchcodec else []
+            cells += [f"{np.median(milliseconds['torchcodec']):.2f}"] if has_torchcodec else []
             lines.append("| " + " | ".join(cells) + " |")
             print(lines[-1], flush=True)
     table = "\n".join(lines)

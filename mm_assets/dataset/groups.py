@@ -295,9 +295,9 @@ class _Path:
                 found = f"it has {', '.join(map(str, part))[:200]}" if isinstance(part, dict) else describe(part)
                 raise KeyError(f"no {'.'.join(path)!r} in {self.name!r}: {found}")
             part = part[key]
-        if type(part) not in (int, float, str):
+        if isinstance(part, bool) or not isinstance(part, int | float | str):
             raise KeyError(f"{self._entry!r} in {self.name!r} is {describe(part)}, expected a number or text")
-        return part  # type: ignore[no-any-return]  # checked above
+        return part
 
 
 def _entries(field: Field) -> list[str]:

@@ -264,7 +264,7 @@ def _count_batches(loader: MultimodalLoader, start: Fraction, stop: Fraction) ->
 def _loader(leaf: Source, recipe: Recipe, arguments: Mapping[str, Any], stack: ExitStack) -> MultimodalLoader:
     """Returns the loader of a source."""
     if is_loader(leaf.dataset):
-        return leaf.dataset  # type: ignore[no-any-return]  # what the caller gave
+        return leaf.dataset  # type: ignore[no-any-return]  # `is_loader` is true of it: `MultimodalLoader` by its methods
     options = {name: value for name, value in leaf.options.items() if name in ("shuffle", *LOADER_KEYS)}
     dataset = open_source(leaf, recipe, stack)
     with located(recipe.where, leaf.key), warnings.catch_warnings():

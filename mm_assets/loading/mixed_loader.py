@@ -167,7 +167,7 @@ def open_source(leaf: Source, recipe: Recipe, stack: ExitStack) -> BatchSource:
         elif is_loader(dataset):
             raise ConfigError("arguments", "dataset", "found a loader, expected a dataset with unit: sample")
         if not {"split", "filter", "with_settings"} & options.keys():
-            return dataset  # type: ignore[no-any-return]  # what the caller gave
+            return dataset  # type: ignore[no-any-return]  # a source of the caller's own need only have the methods
         if not isinstance(dataset, Dataset):
             raise ConfigError("arguments", "dataset", f"found {describe(dataset)}, expected a Dataset to take views of")
     view = dataset

@@ -136,7 +136,8 @@ class Mixture:
             curves = [(b - a) / (2 * length) for a, b in zip(segment.shares, segment.last_shares, strict=True)]
             rows = list(zip(ends, segment.shares, curves, strict=True))
             scale = lcm(*(number.denominator for row in rows for number in row))
-            self._polynomials.append((scale, [tuple(int(number * scale) for number in row) for row in rows]))  # type: ignore[misc]  # three of them
+            whole = [(int(base * scale), int(share * scale), int(curve * scale)) for base, share, curve in rows]
+            self._polynomials.append((scale, whole))
             ends = [base + share * length + curve * length**2 for base, share, curve in rows]
         self._last: _Window | None = None
 

@@ -166,7 +166,7 @@ def _parse_yaml(text: str) -> Any:
     with optional_import("yaml", "A recipe in YAML"):
         import yaml
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # untyped
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types, so its class is Any
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             _mapping_of([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
             return super().construct_mapping(node, deep)

@@ -344,7 +344,7 @@ def main() -> None:
         _limit_memory()
         for answer, pieces in _answers(library, sys.stdin.buffer):
             _send(answer, pieces)
-    except Exception as error:  # noqa: BLE001  # whatever it is, the process that asked reports it
+    except Exception as error:  # noqa: BLE001  # a worker that ended without an answer would hide the reason; the parent raises it
         _send({"failure": f"{type(error).__name__}: {error}"}, [])
 
 

@@ -49,7 +49,7 @@ class LoaderSuite(ABC):
 
     def samples(self, batch: Any) -> Iterable[Hashable]:
         """What an epoch has once: by default the indices of the rows that are valid."""
-        return batch["index"][batch["valid"]].tolist()  # type: ignore[no-any-return]  # a batch is any value
+        return batch["index"][batch["valid"]].tolist()  # type: ignore[no-any-return]  # batches are Any, and a subclass says what theirs hold
 
     def all_samples(self, world_size: int, state: Any = None) -> Counter[Hashable]:
         """The samples of the rest of an epoch, over all ranks."""
