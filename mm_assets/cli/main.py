@@ -38,6 +38,7 @@ COMMANDS = (
     "card",
     "leave",
     "add-stream",
+    "index",
     "sql",
     "seen",
     "clean",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from mm_assets.dataset.groups import SampleColumn
     from mm_assets.dataset.notebook import ShownSample
     from mm_assets.dataset.row_windows import RowWindows
+    from mm_assets.dataset.search import SearchResult
+    from mm_assets.dataset.vector_index import IndexSummary
 
 _BLOCK = 4096  # samples whose payloads are located together
 
@@ -267,6 +269,80 @@ class Dataset:
             self._files, self.names, self._fields.known, group, order, keep_order=tolerance is not None
         )
         return RowWindows(self.with_settings({}), groups, at, edge=edge, tolerance=tolerance)
+
+    def search(
+        self,
+        query: Any,
+        modality: str | Sequence[str] | None = None,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        metric: Literal["cosine", "ip", "l2"] = "cosine",
+        query_modality: str | None = None,
+        exact: bool | None = None,
+        probes: int | None = None,
+    ) -> SearchResult:
+        """The samples whose vectors are nearest to a query; ``docs/embeddings.md`` has examples.
+
+        If the dataset version has an index (`build_index`) for the modality and the metric, it is used. Otherwise all
+        vectors are read and compared, in blocks.
+
+        Args:
+            query: a vector (D,); several, (Q, D); or the index or the id of a sample, which is not part of its result.
+            modality: the vectors to search, modalities of `NDArrayField` with one dimension. Of several a sample has
+                the best of its scores. By default the only one that there is.
+            k: samples to return for each query, at most.
+            where: a condition that samples must meet, as for `filter`.
+            metric: ``cosine``, ``ip`` (inner product) or ``l2`` (Euclidean distance).
+            query_modality: whose vector a sample is searched by; by default the first of `modality`. It may be one of
+                another modality in the same space, such as the embedding of a text.
+            exact: True compares all vectors, False requires an index; None uses an index if there is one.
+            probes: lists of vectors to read in an index, more for a higher recall. By default as many as found 95 % of
+                the ten nearest of vectors of the index itself. Queries of another modality may need more.
+
+        Raises:
+            ConfigError: the query or another argument is wrong, or the condition is.
+            KeyError: no such modality.
+            IndexError: no such sample.
+            SchemaMismatchError: values of a modality are not vectors of one length.
+            FormatError: a file is damaged, or the index.
+            SourceError: a file of the index cannot be read, or there is no index and `exact` is False.
+        """
+        from mm_assets.dataset.search import search
+
+        return search(
+            self._files,
+            self._fields,
+            query,
+            modality,
+            k,
+            query_modality=query_modality,
+            where=where,
+            metric=metric,
+            exact=exact,
+            probes=probes,
+        )
+
+    def build_index(self, modality: str, *, metric: Literal["cosine", "ip", "l2"] = "cosine") -> IndexSummary:
+        """Builds an index of vectors for `search`, in the folder of the dataset version that is open.
+
+        If an index of an earlier version has most of the vectors, only the vectors of new partitions are written. An
+        index that is complete is verified. Memory is bounded: blocks, a sample of up to 256 MiB, and about 30 bytes per
+        vector that is written.
+
+        Args:
+            modality: the vectors, a modality of `NDArrayField` with one dimension.
+            metric: ``cosine``, ``ip`` (inner product) or ``l2`` (Euclidean distance), as searches will state it.
+
+        Raises:
+            ConfigError: the dataset has no manifest, is a view, or has no such modality; or an unknown metric.
+            SchemaMismatchError: its values are not vectors of one length, or there are none.
+            FormatError: a packed file is damaged.
+            SourceError: the storage cannot be read or written.
+        """
+        from mm_assets.dataset.vector_index import build_index
+
+        return build_index(self._files, self._fields, modality, metric)
 
     # --- what is in it ------------------------------------------------------------------------------------------------
 

@@ -168,7 +168,7 @@ class PackedFiles:
         return chosen
 
     def _list_manifest(self, location: str) -> tuple[PackedFile, ...]:
-        self.manifest = _read_manifest(location, self._source(location), form=self._format)
+        self.manifest = _read_manifest(location, self.source(location), form=self._format)
         return self.manifest.files
 
     def _open_all(self, locations: Sequence[str]) -> tuple[PackedFile, ...]:
@@ -263,7 +263,7 @@ class PackedFiles:
     def digest(self, location: str) -> str:
         """Returns the SHA-256 of a file as it is now, hexadecimal, computed in blocks."""
         digest = hashlib.sha256()
-        source = self._source(location, cached=False)
+        source = self.source(location, cached=False)
         try:
             for start in range(0, source.size, _HASH_BLOCK):
                 size = min(_HASH_BLOCK, source.size - start)
@@ -273,11 +273,12 @@ class PackedFiles:
             source.close()
         return digest.hexdigest()
 
-    def _source(self, location: str, *, cached: bool = True) -> ByteSource:
+    def source(self, location: str, *, cached: bool = True) -> ByteSource:
+        """A file of the dataset, to be read by ranges; errors as `open`."""
         return _open_source(location, self.storage_options, self._cache if cached else None)
 
     def _open_reader(self, location: str, size: int | None = None, *, cached: bool = True) -> FileReader:
-        source = self._source(location, cached=cached)
+        source = self.source(location, cached=cached)
         try:
             if size is not None and source.size != size:
                 detail = f"is not of the size that {self.name} lists"

@@ -104,6 +104,7 @@ class Manifest:
         recipes: 16 digits per partition that change with everything that determines its files.
         table_digests: by table the 16 digits of each partition's file, joined into one text: at 100,000 partitions a
             list would take four times the memory.
+        packed_digests: SHA-256 of each partition's packed file of the first format, whichever format `files` has.
     """
 
     name: str
@@ -113,6 +114,12 @@ class Manifest:
     formats: tuple[str, ...] = FORMATS
     recipes: Sequence[str] = ()
     table_digests: Mapping[str, str] = field(default_factory=dict)
+    packed_digests: Sequence[str] = ()
+
+    @property
+    def folder(self) -> str:
+        """Path or URL of the dataset's folder."""
+        return _folder_of(self.name) or "."
 
     def tables(self, name: str) -> list[str]:
         """Returns the paths or URLs of one table's Parquet files, a file per partition, in order.
@@ -338,6 +345,7 @@ def parse_manifest(content: bytes, *, name: str, form: str | None = None) -> Man
         formats=formats,
         recipes=columns["recipe"],
         table_digests={table: "".join(files["sha256"]) for table, files in sorted(columns["tables"].items())},
+        packed_digests=columns["packed"].get(formats[0], {"sha256": []})["sha256"],
     )
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,7 @@ class _SharedFiles:
         self.starts = tuple(starts)[:-1]
         self.lookup = IdLookup()
         self.requests = WorkerPool()  # threads that wait for remote files
+        self.indexes: dict[object, Any] = {}  # with a method `close`
 
     def renew_locks(self) -> None:
         """In a forked child: see `forking`."""
@@ -389,6 +390,19 @@ class OpenFiles:
             path=self.name, num_samples=self.num_samples, num_payloads=num_payloads, damage=tuple(damage)
         )
 
+    def index(self, key: object, open_index: Callable[[], T | None]) -> T | None:
+        """An index that stays open with the files; opened by the first call that finds one."""
+        shared = self._shared
+        with shared.lock:
+            self._check_open()
+            if key in shared.indexes:
+                return cast(T, shared.indexes[key])
+        opened = open_index()  # not under the lock: others read meanwhile
+        if opened is None:
+            return None
+        with shared.lock:  # of two that were opened at once the second is dropped
+            return cast(T, shared.indexes.setdefault(key, opened))
+
     def close(self) -> None:
         """Stop reading, and close every open file that is not shared; fine twice."""
         shared = self._shared
@@ -403,6 +417,9 @@ class OpenFiles:
             shared.readers.clear()
             shared.multi_file = None
             shared.lookup.forget()
+            for index in shared.indexes.values():
+                index.close()
+            shared.indexes.clear()
         shared.requests.close()  # not under the lock, which its threads take
 
 
@@ -418,9 +435,10 @@ class DatasetIds(SampleIds):
         return reader.sample_ids._get(local)
 
     def _get_many(self, indices: range) -> list[str]:
-        return self._take(self._files.positions(indices))
+        return self.take(self._files.positions(indices))
 
-    def _take(self, positions: npt.NDArray[np.int64]) -> list[str]:
+    def take(self, positions: npt.NDArray[np.int64]) -> list[str]:
+        """The ids of samples by their positions, one request to each file."""
         found = [""] * len(positions)
         for where, ids in self._files.read_each(positions, _read_ids):
             for row, sample_id in zip(where.tolist(), ids, strict=True):
@@ -447,7 +465,7 @@ class DatasetIds(SampleIds):
         if selection is None:
             return (sample_id for reader in self._files for sample_id in reader.sample_ids)
         blocks = (selection[start : start + _BLOCK] for start in range(0, len(selection), _BLOCK))
-        return (sample_id for block in blocks for sample_id in self._take(block))
+        return (sample_id for block in blocks for sample_id in self.take(block))
 
     def find(self, sample_id: str) -> int | None:
         """The index of the first sample of that id, or None."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import dagster as dg
 
+from mm_assets.dataset import dataset as packed_data
 from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.orchestration.automation import automation_condition, freshness_policy
 from mm_assets.orchestration.checks import check_specs
@@ -26,6 +27,7 @@ from mm_assets.orchestration.report import (
     failed_checks,
     failed_observation,
     failed_said,
+    index_result,
     losses_of_failed,
     manifest_result,
     published_result,
@@ -35,10 +37,10 @@ from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import failed_before, rolled_up, rollup_of_records
 from mm_assets.orchestration.runs import claimed_run, exclusive_step
 from mm_assets.orchestration.shown import failure_of, shown_cause
-from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, export_stage, packed_stages
+from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, export_stage, index_stage, packed_stages
 from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.partition.inputs import PartitionWork
-from mm_assets.pipeline.spec import DatasetSpec, ExportOptions
+from mm_assets.pipeline.spec import DatasetSpec, ExportOptions, IndexOptions
 from mm_assets.pipeline.state import manifests
 from mm_assets.pipeline.state.exports import export_partition, write_indexes
 from mm_assets.pipeline.state.records import StageFailure
@@ -62,7 +64,8 @@ def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
     """Every asset of the dataset, with its checks."""
     tables = [_table_asset(spec, stage, make) for stage, make in stages.TABLE_STAGES.items()]
     exports = [_export_asset(spec, options) for options in spec.exports]
-    return [*tables, _packed_assets(spec), _published_asset(spec), *exports, _manifest_asset(spec)]
+    indexes = [_index_asset(spec, options) for options in spec.indexes]
+    return [*tables, _packed_assets(spec), _published_asset(spec), *exports, _manifest_asset(spec), *indexes]
 
 
 def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
@@ -83,7 +86,7 @@ def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
         "group_name": spec.name,
         "owners": list(spec.owners),
         "description": "\n\n".join(
-            filter(None, (stage.description, "" if stage is MANIFEST else many, spec.description))
+            filter(None, (stage.description, many if stage.is_partitioned else "", spec.description))
         ),
         "kinds": set(stage.kinds),
         "code_version": code_version(spec, stage),
@@ -229,6 +232,20 @@ def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
             return manifest_result(spec, report)
 
     return _decorated(spec, MANIFEST, body, partitions_def=None)
+
+
+def _index_asset(spec: DatasetSpec, options: IndexOptions) -> dg.AssetsDefinition:
+    """The asset of an index of the newest dataset version."""
+
+    def body(context: dg.AssetExecutionContext) -> MaterializeResult:
+        dataset = open_dataset(context, spec)
+        with _reported():
+            where = dataset.store.url_of("manifest.json")
+            with packed_data.open(where, storage_options=spec.root_options) as data:
+                made = data.build_index(options.modality, metric=options.metric)
+                return index_result(spec, options, made, num_present=int(data.presence(options.modality).sum()))
+
+    return _decorated(spec, index_stage(options), body, partitions_def=None)
 
 
 def _decorated(

@@ -10,12 +10,27 @@ from mm_assets.orchestration.partitions import asset_key, shard_partitions
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, RECORDED_STAGES, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 
-__all__ = ["READ_AGAIN", "ROLLUP", "UNIQUE_IDS", "check_specs", "rules_of", "settled_checks", "slow_pages"]
+__all__ = [
+    "ALL_VECTORS",
+    "READ_AGAIN",
+    "RECALL",
+    "ROLLUP",
+    "UNIQUE_IDS",
+    "check_specs",
+    "rules_of",
+    "settled_checks",
+    "slow_pages",
+]
 
 UNIQUE_IDS = "unique_ids"
 ROLLUP = "all_rules"  # the check of an asset with `checks: rollup`
 READ_AGAIN = "read_again"  # the check of an export
+ALL_VECTORS, RECALL = "all_vectors", "recall"  # the checks of an index
 _EXPORT_RULE = "Every shard of the export reads as it was written: keys, names, sizes and CRC-32Cs of all files."
+_INDEX_RULES = {
+    ALL_VECTORS: "The index has the vector of every sample that has one, except those that cannot be compared.",
+    RECALL: "A search finds at least `min_recall` of the ten nearest, measured when the vectors were written.",
+}
 _MANIFEST_RULE = "No two partitions have a sample id in common."
 _MOST_PARTITIONS = 2000  # beyond it Dagster's pages are slow; docs/pipeline.md has the figures
 
@@ -38,8 +53,12 @@ def check_specs(spec: DatasetSpec, stage: Stage) -> list[dg.AssetCheckSpec]:
     Each is per partition, but for `checks: rollup`, with which exports have none. That of the manifest warns.
     """
     key = asset_key(spec, stage)
-    if stage is MANIFEST:
-        return [dg.AssetCheckSpec(name=UNIQUE_IDS, asset=key, description=_MANIFEST_RULE)]
+    if not stage.is_partitioned:
+        of_dataset = {UNIQUE_IDS: _MANIFEST_RULE} if stage is MANIFEST else _INDEX_RULES
+        return [
+            dg.AssetCheckSpec(name=name, asset=key, description=rule, blocking=stage is not MANIFEST)
+            for name, rule in of_dataset.items()
+        ]
     rules: Mapping[str, str] = {}
     if stage in RECORDED_STAGES:
         rules = {name: _description(name, rules) for name, rules in rules_of(spec, stage.name).items()}

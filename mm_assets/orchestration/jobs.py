@@ -5,9 +5,9 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets.orchestration.partitions import job_name, manifest_job_name
+from mm_assets.orchestration.partitions import asset_key, job_name, manifest_job_name
 from mm_assets.orchestration.runs import expect_partition
-from mm_assets.pipeline.chain import MANIFEST
+from mm_assets.pipeline.chain import MANIFEST, index_stage
 from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["build_jobs", "partition_executor"]
@@ -21,7 +21,8 @@ def build_jobs(spec: DatasetSpec, assets: Iterable[dg.AssetsDefinition]) -> list
     """
     executors = {job_name(spec): partition_executor(spec), manifest_job_name(spec): dg.in_process_executor}
     manifest = dg.AssetKey([spec.name, MANIFEST.name])
-    partitioned = [key for asset in assets for key in asset.keys if key != manifest]
+    of_dataset = {manifest, *(asset_key(spec, index_stage(options)) for options in spec.indexes)}
+    partitioned = [key for asset in assets for key in asset.keys if key not in of_dataset]
     about = f" {spec.description}" if spec.description else ""
     jobs = (
         (job_name(spec), partitioned, f"One partition of {spec.name}, from shards to record."),

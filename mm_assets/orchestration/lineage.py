@@ -13,6 +13,7 @@ from typing import Any
 
 import dagster as dg
 
+from mm_assets.dataset.vector_index import INDEXES
 from mm_assets.errors import MmAssetsError, masked_urls
 from mm_assets.orchestration.partitions import asset_key, shard_partitions, shards_key
 from mm_assets.orchestration.viewer import viewer_link
@@ -52,7 +53,12 @@ def described_data(spec: DatasetSpec, stage: Stage) -> tuple[dict[str, Any], dic
     if stage.tables:
         metadata["dagster/table_name"] = f"{spec.name}.{stage.tables[0].name}"
         metadata["dagster/column_schema"] = _columns(spec, stage, schema)
-    elif stage is not PUBLISHED and schema is not None and (columns := modality_columns(spec, schema.pack)):
+    elif (
+        stage is not PUBLISHED
+        and MANIFEST not in stage.upstream
+        and schema is not None
+        and (columns := modality_columns(spec, schema.pack))
+    ):
         metadata["dagster/column_schema"] = columns
     if lineage := _lineage(spec, stage, schema):
         metadata["dagster/column_lineage"] = dg.TableColumnLineage(lineage)
@@ -89,6 +95,8 @@ def _url(spec: DatasetSpec, stage: Stage) -> str:
         place = "manifest.json"
     elif stage is PUBLISHED:
         place = RECORDS
+    if not stage.is_partitioned and stage is not MANIFEST:
+        place = INDEXES
     for options in spec.exports:
         if options.asset == stage.name:
             if options.out is not None:

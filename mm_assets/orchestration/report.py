@@ -13,8 +13,9 @@ import pyarrow as pa
 from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
 from mm_assets.dataset.manifest import manifest_partitions
+from mm_assets.dataset.vector_index import IndexSummary
 from mm_assets.errors import MmAssetsError, best_effort, masked_urls
-from mm_assets.orchestration.checks import READ_AGAIN, UNIQUE_IDS, rules_of
+from mm_assets.orchestration.checks import ALL_VECTORS, READ_AGAIN, RECALL, UNIQUE_IDS, rules_of
 from mm_assets.orchestration.lineage import modality_columns
 from mm_assets.orchestration.partitions import asset_key
 from mm_assets.orchestration.shown import (
@@ -29,11 +30,20 @@ from mm_assets.orchestration.shown import (
     text_table,
 )
 from mm_assets.orchestration.viewer import viewer_link
-from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, export_stage
+from mm_assets.pipeline.chain import (
+    CHAIN,
+    MANIFEST,
+    PUBLISHED,
+    RECORDED_STAGES,
+    STAGE_OF_FILE,
+    Stage,
+    export_stage,
+    index_stage,
+)
 from mm_assets.pipeline.partition.preview import shortened
 from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.partition.stages import StageResult
-from mm_assets.pipeline.spec import DatasetSpec, ExportOptions
+from mm_assets.pipeline.spec import DatasetSpec, ExportOptions, IndexOptions
 from mm_assets.pipeline.state.duplicate_ids import duplicates_said
 from mm_assets.pipeline.state.exports import PartitionExport, records_folder
 from mm_assets.pipeline.state.folder import DatasetStore
@@ -53,6 +63,7 @@ __all__ = [
     "failed_checks",
     "failed_observation",
     "failed_said",
+    "index_result",
     "loss_tables",
     "losses_of_failed",
     "manifest_result",
@@ -261,6 +272,46 @@ def export_result(
             "uri/export": dg.MetadataValue.path(masked_urls(f"{place}/{made.folder}")),
         },
         data_version=dg.DataVersion(made.folder),
+    )
+
+
+def index_result(
+    spec: DatasetSpec, options: IndexOptions, made: IndexSummary, *, num_present: int
+) -> MaterializeResult:
+    """What Dagster stores of an index, with its checks.
+
+    Args:
+        spec: the declaration.
+        options: of the index.
+        made: the index.
+        num_present: samples that have the modality.
+    """
+    key = asset_key(spec, index_stage(options))
+    numbers = {"count/vectors": made.num_vectors, "count/excluded": made.num_excluded, "recall": made.recall}
+    checks = {
+        ALL_VECTORS: made.num_vectors + made.num_excluded == num_present,
+        RECALL: made.recall >= options.min_recall,
+    }
+    return dg.MaterializeResult(
+        asset_key=key,
+        check_results=[
+            dg.AssetCheckResult(
+                check_name=name,
+                asset_key=key,
+                passed=passed,
+                metadata={**numbers, "count/samples": num_present, "min_recall": options.min_recall},
+            )
+            for name, passed in checks.items()
+        ],
+        metadata={
+            **numbers,
+            "count/written": made.num_written,
+            "count/files": made.num_files,
+            "count/bytes": made.num_bytes,
+            "size": bytes_said(made.num_bytes),
+            "uri/index": dg.MetadataValue.path(masked_urls(made.url)),
+        },
+        data_version=dg.DataVersion(made.url.rpartition("/")[2]),
     )
 
 

@@ -21,7 +21,7 @@ from mm_assets.fields.registry import load_class
 from mm_assets.fields.user_code import code_digest, is_own
 from mm_assets.filters.base import Annotator, Filter
 from mm_assets.packing.plan import declared_fields, judged_part
-from mm_assets.pipeline.spec import DatasetSpec, ExportOptions, plain
+from mm_assets.pipeline.spec import DatasetSpec, ExportOptions, IndexOptions, plain
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.references import reference_schema
 from mm_assets.rows.schema import (
@@ -57,6 +57,7 @@ __all__ = [
     "Stage",
     "Table",
     "export_stage",
+    "index_stage",
     "packed_stages",
     "recorded_stages",
     "summary_numbers",
@@ -98,6 +99,7 @@ class Stage:
         upstream: the stages whose files it reads.
         tables: its tables, the main one first.
         packed_format: format of the packed file that it makes.
+        is_partitioned: whether it is run for each partition; else it is of the whole dataset.
         version: raised by hand when the files that it makes of the same input change: it and the stages after it then
             run again for every partition.
         settings: what changes its files by the names of the settings, in addition to its upstream's.
@@ -115,6 +117,7 @@ class Stage:
     upstream: tuple[Stage, ...] = ()
     tables: tuple[Table, ...] = ()
     packed_format: str | None = None
+    is_partitioned: bool = True
     version: int = 1
     settings: Callable[[DatasetSpec], Mapping[str, Any]] = lambda _: {}
     code: Callable[[DatasetSpec], Mapping[str, type]] = lambda _: {}
@@ -388,6 +391,7 @@ MANIFEST = Stage(
     description="Dataset version: the published partitions with their packed files, counts, digests and schema.",
     kinds=frozenset({"json"}),
     upstream=(PUBLISHED,),
+    is_partitioned=False,
 )
 
 CHAIN: tuple[Stage, ...] = (RAW_SHARDS, ROWS, MATERIALIZED_ROWS, FILTERED_ROWS, *_PACKED, PUBLISHED, MANIFEST)
@@ -418,6 +422,18 @@ def export_stage(options: ExportOptions) -> Stage:
         upstream=(PUBLISHED,),
         version=EXPORTS[options.format].VERSION,
         settings=lambda _: {name: plain(value) for name, value in declared.items()},
+    )
+
+
+def index_stage(options: IndexOptions) -> Stage:
+    """The stage of an index, which follows `MANIFEST` and is not in `CHAIN`: a dataset version is complete without."""
+    return Stage(
+        name=options.asset,
+        description=f"Index of the vectors {options.modality!r} for searches by {options.metric} (docs/embeddings.md).",
+        kinds=frozenset({"index"}),
+        upstream=(MANIFEST,),
+        is_partitioned=False,
+        settings=lambda _: {"modality": options.modality, "metric": options.metric},
     )
 
 

@@ -40,7 +40,7 @@ from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
 from mm_assets.storage.urls import is_local, normalized_url, split_signature, url_fault
 
-__all__ = ["NOT_DECISIVE", "DatasetSpec", "EngineOptions", "ExportOptions", "ParquetOptions", "plain"]
+__all__ = ["NOT_DECISIVE", "DatasetSpec", "EngineOptions", "ExportOptions", "IndexOptions", "ParquetOptions", "plain"]
 
 NOT_DECISIVE = frozenset({"allow_references", "allowed_references", "pdf_dpi"})
 """Settings of `samples` that do not decide the schema: with and without them a sample has the same kinds of row."""
@@ -178,6 +178,13 @@ def _check_exports(exports: tuple[ExportOptions, ...]) -> tuple[ExportOptions, .
             name, setting = (repeated[0].removeprefix("export_"), "name") if what == "asset" else (repeated[0], what)
             raise ValueError(f"has two exports called {name!r}: give each a `{setting}` of its own")
     return exports
+
+
+def _check_indexes(indexes: tuple[IndexOptions, ...]) -> tuple[IndexOptions, ...]:
+    assets = [one.asset for one in indexes]
+    if repeated := [asset for number, asset in enumerate(assets) if asset in assets[:number]]:
+        raise ValueError(f"has two indexes with the asset {repeated[0]!r}: leave one of them out")
+    return indexes
 
 
 def _check_limit(limit: object) -> object:
@@ -383,6 +390,33 @@ class ExportOptions(Settings):
         return f"export_{self.name or self.format}"
 
 
+class IndexOptions(Settings):
+    """An index of a modality of vectors for each dataset version, as `mm-assets index` builds it."""
+
+    modality: Text = Field(
+        description="The vectors: a packed modality or an added stream, `NDArrayField` of one dimension.",
+        examples=["embedding"],
+    )
+    metric: Literal["cosine", "ip", "l2"] = Field(
+        default="cosine",
+        description="How the vectors are searched: cosine, inner product or Euclidean distance.",
+        examples=["l2"],
+    )
+    min_recall: float = Field(
+        default=0.9,
+        ge=0,
+        le=1,
+        description="The check `recall` fails below this share of the ten nearest.",
+        examples=[0.8],
+    )
+
+    @property
+    def asset(self) -> str:
+        """Name of its asset: letters, digits and _ of the modality, and the metric unless it is the default."""
+        suffix = "" if self.metric == "cosine" else f"_{self.metric}"
+        return f"index_{re.sub(r'[^A-Za-z0-9_]', '_', self.modality)}{suffix}"
+
+
 class DatasetSpec(Settings):
     """One dataset, as declared."""
 
@@ -519,6 +553,11 @@ class DatasetSpec(Settings):
         default=(),
         description="Formats of other projects that each published partition is exported to (docs/exports.md).",
         examples=[[{"format": "webdataset", "out": "s3://bucket/tars"}]],
+    )
+    indexes: Annotated[tuple[IndexOptions, ...], Field(strict=False), AfterValidator(_check_indexes)] = Field(
+        default=(),
+        description="Modalities of vectors that each dataset version has an index of (docs/embeddings.md).",
+        examples=[[{"modality": "embedding"}]],
     )
     retain: Literal["all", "filtered", "none"] = Field(
         default="all",

@@ -196,7 +196,12 @@ def test_documents_of_files(place: Path) -> None:
     assert read("add-stream", invoke("add-stream", "x.mstr", *given))["num_present"] == 1
     added = of_data("add-stream", invoke("add-stream", *given, "-p", "a", *MADE))
     assert added["partitions"]["a"]["added"] is True
-    assert unseen("inspect", "verify", "convert", "export", "card", "leave", "add-stream", "seen") == {}
+    (place / "vectors.jsonl").write_text('{"sample_id": "0", "value": [0.5, 2]}\n{"sample_id": "1", "value": [0, 0]}\n')
+    field = ("--field", "NDArrayField", "--config", '{"dtype": "float32", "shape": [2]}')
+    of_data("add-stream", invoke("add-stream", "--name", "vector", *field, "--values", "vectors.jsonl", *MADE))
+    indexed = read("index", invoke("index", manifest, "--stream", "vector"))["streams"]["vector"]
+    assert (indexed["num_vectors"], indexed["num_excluded"], indexed["num_written"]) == (1, 1, 1)
+    assert unseen("inspect", "verify", "convert", "export", "card", "leave", "add-stream", "seen", "index") == {}
 
 
 @pytest.mark.parametrize(

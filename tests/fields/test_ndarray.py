@@ -1,4 +1,5 @@
 import io
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -188,3 +189,39 @@ def test_small_floats_are_never_guessed():
             NDArrayField(dtype="bfloat16").encode(value)
     with pytest.raises(ConfigError, match="float8_e5m2fnuz"):
         NDArrayField(dtype="float8")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("float32", (3,)), ("<i2", (2, 2)), ("bool", (3,)), ("bfloat16", (2,)), ("float64", ()), ("u1", (0,))],
+)
+@given(data=st.data())
+@settings(max_examples=15)
+def test_a_batch_is_what_single_values_are(dtype, shape, data):
+    """Arrays of a fixed dtype and shape are decoded together to the same values, or with the error of the first one."""
+    field = NDArrayField(dtype, shape)
+    layout = field.value_layout
+    values = data.draw(st.lists(st.none() | hnp.arrays(layout.dtype, shape), max_size=4))
+    payloads = [value if value is None else field.encode(value) for value in values]
+    records = np.zeros((len(values), field.metadata_type.itemsize), np.uint8)
+    datas = [None if payload is None else bytearray(payload.data) for payload in payloads]
+    for row, payload in enumerate(payloads):
+        if payload is not None:
+            records[row] = np.frombuffer(payload.metadata, np.uint8)
+    row = data.draw(st.sampled_from([row for row, payload in enumerate(payloads) if payload is not None] or [None]))
+    if row is not None and data.draw(st.booleans()):
+        if data.draw(st.booleans()):
+            records[row, data.draw(st.integers(0, records.shape[1] - 1))] ^= data.draw(st.integers(1, 255))
+        else:
+            datas[row].append(1)
+    try:
+        expected = [one if one is None else field.decode(records[i].tobytes(), one) for i, one in enumerate(datas)]
+    except FormatError as error:
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            field.decode_batch(records, datas)
+        return
+    out = np.ones((len(values) + 1, *shape), layout.dtype)
+    for found, present in (field.decode_batch(records, datas), field.decode_batch(records, datas, out[:-1])):
+        assert present.tolist() == [one is not None for one in expected]
+        for one, value in zip(found, expected, strict=True):
+            assert one.tobytes() == (np.zeros(shape, layout.dtype) if value is None else value).tobytes()

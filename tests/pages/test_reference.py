@@ -46,7 +46,7 @@ PAGES = {
     "dataset.md": ApiPage(
         title="Python: datasets",
         about="Packed files as samples. [Reading](../reading.md) explains them with examples, [time](../timeline.md) "
-        "the look-ups by time, [embeddings](../embeddings.md) added streams.",
+        "the look-ups by time, [embeddings](../embeddings.md) added streams and search.",
         names={
             "mm_assets": (
                 "open", "create", "merge", "tables", "dataset_card", "DatasetCard", "Dataset", "DatasetWriter",
@@ -56,6 +56,8 @@ PAGES = {
             ),
             "mm_assets.exports": ("export", "ExportSummary", "ExportProgress"),
             "mm_assets.packing.source_samples": ("from_hf", "from_parquet", "from_webdataset", "SourceSamples"),
+            "mm_assets.dataset.search": ("SearchResult",),
+            "mm_assets.dataset.vector_index": ("IndexSummary",),
             "mm_assets.dataset.add_stream": ("add_stream", "add_values", "read_values", "write_stream"),
         },
     ),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mm_assets.pipeline.spec import DatasetSpec, EngineOptions, ExportOptions, ParquetOptions
+from mm_assets.pipeline.spec import DatasetSpec, EngineOptions, ExportOptions, IndexOptions, ParquetOptions
 from mm_assets.pipeline.spec_errors import expected
 from mm_assets.rows.schema import MemberRules, Settings
 
@@ -18,6 +18,7 @@ MODELS: dict[str, type[Settings]] = {
     "samples": MemberRules,
     "parquet": ParquetOptions,
     "exports": ExportOptions,
+    "indexes": IndexOptions,
     "engine": EngineOptions,
 }
 
@@ -72,6 +73,8 @@ def test_every_example_is_allowed(name: str) -> None:
         config = given if name == "dataset" else {name: given}
         if name == "exports":
             config = {name: [{"format": "webdataset", **given}]}
+        if name == "indexes":
+            config = {name: [{"modality": "embedding", **given}]}
         DatasetSpec.from_config({"name": "x", "shards": "s", "root": "r", **config}, where="docs/settings.md")
 
 

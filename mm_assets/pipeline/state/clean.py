@@ -5,8 +5,9 @@ deletes dead records and attempts and notes when. A file is dead if no live reco
 Phase two deletes dead files that are a day old, unless a record or attempt of their partition was written or deleted
 within that day: a process that read what named the files just before it was deleted or replaced still has the day to
 publish a record that names them again. If the note is lost, the day starts again for all partitions, as it starts with
-the first clean. The former export of a partition is deleted when the new one is a day old. Times are those of the
-storage, so that no clocks are compared.
+the first clean. The former export of a partition is deleted when the new one is a day old, the record of an index if it
+is of no manifest that is kept, and its files by the next clean. Times are those of the storage, so that no clocks are
+compared.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mm_assets.dataset.manifest import FILE_DIGITS, ManifestPartition, file_path, manifest_partitions
-from mm_assets.errors import ChangedError, FormatError, SchemaMismatchError
+from mm_assets.dataset.vector_index import INDEXES, IndexRecord, index_name_of, read_record
+from mm_assets.errors import ChangedError, CorruptError, FormatError, SchemaMismatchError
 from mm_assets.pipeline.chain import PACKED_FOLDER, TABLES
 from mm_assets.pipeline.state.added_streams import STREAMS
 from mm_assets.pipeline.state.claims import CLAIMS
@@ -92,6 +94,7 @@ class _Cleaner:
     def run(self) -> CleanReport:
         # First the time, so that what is written from here on is young, however long this takes. Then in this order: a
         # writer creates its record before it deletes its attempt, and what withdraws a record writes an attempt before.
+        indexes = self._indexes()  # before that: no request of them comes between those that follow
         before = self._read_note()
         self._now = self._write_note(before, ())
         attempts = self._store.listing(ATTEMPTS)
@@ -104,7 +107,9 @@ class _Cleaner:
         live_records = {self._dataset.record_name(key, recipe) for key, recipe in state.recipes.items()}
         known: set[str] = set()
         for name in kept:
-            for key, entry in self._entries(name).items():
+            entries = self._entries(name)
+            live.update(index_name_of(entries.values(), index) for index in indexes.values() if index is not None)
+            for key, entry in entries.items():
                 known.add(self._dataset.record_name(key, entry.recipe))
                 live.update(_paths(key, entry))
         live_records |= known
@@ -134,8 +139,9 @@ class _Cleaner:
         for folder in _FOLDERS:
             self._clean_folder(folder, live, waiting, None if None in recent else protected)
         listed = set(DatasetStore.recipes(known))
+        self._clean_indexes(indexes, live)
         self._clean_exports(state, None if None in recent else protected | listed)
-        for folder in (*_FOLDERS, RECORDS, ATTEMPTS, CLAIMS, "manifests", ""):
+        for folder in (*_FOLDERS, INDEXES, RECORDS, ATTEMPTS, CLAIMS, "manifests", ""):
             self._delete({name: file for name, file in self._store.leftovers(folder).items() if self._is_old(file)})
         self._delete({name: file for name, file in self._store.listing(CLAIMS).items() if self._is_old(file)})
         if not self._dry_run:
@@ -187,6 +193,32 @@ class _Cleaner:
                     self._deleted[exports_store(self._dataset, options).url_of(folder)] = size
                 if not self._dry_run:
                     delete_export(self._dataset, options, folder)
+
+    def _indexes(self) -> dict[str, IndexRecord | None]:
+        """Returns the records of indexes by name; None for one that is damaged."""
+        found: dict[str, IndexRecord | None] = {}
+        for name in self._store.listing(INDEXES):
+            if name.endswith(".json"):
+                found[name] = None
+                with suppress(CorruptError):
+                    found[name] = read_record(self._store, name)
+        return found
+
+    def _clean_indexes(self, indexes: Mapping[str, IndexRecord | None], live: set[str]) -> None:
+        """Deletes old records of indexes of no manifest that is kept, and old files that no record has named.
+
+        A builder makes the files of an earlier index young before it names them again.
+        """
+        named = {file for record in indexes.values() if record is not None for file in record.file_names()}
+        dead = {}
+        for name, file in self._store.listing(INDEXES).items():
+            if name in live or name in named:
+                continue
+            if self._is_old(file):
+                dead[name] = file
+            else:
+                self._num_waiting += 1
+        self._delete(dead)
 
     def _is_old(self, file: ListedFile) -> bool:
         return file.modified is not None and self._now - file.modified >= MIN_AGE_SECONDS

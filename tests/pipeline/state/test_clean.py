@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
 
 import mm_assets
+from mm_assets.fields import NDArrayField
 from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.state.clean import clean
 from mm_assets.pipeline.state.folder import DatasetStore
@@ -13,7 +17,7 @@ from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.storage.store import TEMPORARY
 
-from ..chain import at_work, declare, let_a_day_go_by, record_of, run_chain, run_partition
+from ..chain import add_stream, at_work, declare, let_a_day_go_by, record_of, run_chain, run_partition
 
 FILTERS = ({"type": "text_length", "min_chars": 9},)  # drops a text of each shard
 
@@ -106,3 +110,44 @@ def test_clean_keeps_what_the_newest_manifest_needs_without_its_copy(dataset: Da
         let_a_day_go_by(dataset)
     with mm_assets.open(dataset.store.url_of("manifest.json")) as opened:
         assert opened.verify().ok
+
+
+def test_clean_keeps_indexes_of_kept_manifests(dataset: DatasetStore) -> None:
+    """The index of a kept manifest stays; that of another goes after a day, then its files, unless they are shared."""
+    field = NDArrayField("float32", (2,))
+    with mm_assets.open(dataset.store.url_of("manifest.json")) as data:
+        values = {sample_id: np.array([1, number], np.float32) for number, sample_id in enumerate(data.sample_ids)}
+    add_stream(dataset, "vector", field, values)
+
+    def build(metric: Literal["cosine", "l2"] = "cosine") -> str:
+        with mm_assets.open(dataset.store.url_of("manifest.json")) as data:
+            assert data.build_index("vector", metric=metric).num_vectors == len(values)
+            return data.search([1.0, 1.0], "vector", exact=False, metric=metric).ids[0]
+
+    def left() -> tuple[int, int]:
+        names = [*dataset.store.sizes("indexes")]
+        return sum(name.endswith(".json") for name in names), sum(name.endswith(".vectors") for name in names)
+
+    assert build() == build("l2")
+    deleted: list[str] = []
+    for _ in range(3):
+        let_a_day_go_by(dataset)
+        deleted += clean(dataset, keep=1).files
+    assert [name for name in deleted if name.startswith("indexes/")] == []
+    assert left() == (2, 2)
+    add_stream(dataset, "other", field, values)
+    assert build() == build("l2")
+    assert left() == (2, 2), "another stream changes nothing"
+    path = dataset.store.local_path("indexes/x.vectors")
+    path.write_bytes(b"of a killed writer")
+    assert clean(dataset, keep=1).num_waiting >= 1
+    let_a_day_go_by(dataset)
+    assert clean(dataset, keep=1).files == ("indexes/x.vectors",)
+    for name in dataset.store.sizes("streams"):
+        dataset.store.delete(name)
+    build_manifest(dataset)
+    let_a_day_go_by(dataset)
+    clean(dataset, keep=1)
+    assert left() == (0, 2)
+    clean(dataset, keep=1)
+    assert left() == (0, 0)
