@@ -31,16 +31,16 @@ from mm_assets.pipeline.chain import PACKED_FOLDER, TABLES
 from mm_assets.pipeline.state.added_streams import STREAMS
 from mm_assets.pipeline.state.claims import CLAIMS
 from mm_assets.pipeline.state.exports import complete_exports, delete_export, export_folders, exports_store, read_export
-from mm_assets.pipeline.state.folder import ATTEMPTS, RECORDS, DatasetStore
+from mm_assets.pipeline.state.folder import ATTEMPTS, MAX_UNNAMED_SECONDS, RECORDS, DatasetStore, seconds_passed
 from mm_assets.pipeline.state.records import canonical_json
 from mm_assets.pipeline.state.staleness import DatasetState
-from mm_assets.storage.store import ListedFile, Snapshot
+from mm_assets.storage.store import ListedFile, Store
 
-__all__ = ["MIN_AGE_SECONDS", "NOTE", "UPLOAD_SECONDS", "CleanReport", "clean"]
+__all__ = ["MIN_AGE_SECONDS", "NOTE", "UPLOAD_SECONDS", "CleanNote", "CleanReport", "clean"]
 
 MIN_AGE_SECONDS = 86_400.0  # of what is deleted
 UPLOAD_SECONDS = 7 * 86_400.0  # after which an unfinished upload is aborted
-NOTE = "clean.json"  # is written by each clean
+NOTE = "clean.json"
 _FOLDERS = (*TABLES, PACKED_FOLDER, STREAMS)  # of files that are named by their content
 _FILE = re.compile(rf"[a-z_]+/(?P<key>.+)\.[0-9a-f]{{{FILE_DIGITS}}}\.[a-z]+")
 _READS = 16  # attempts at a time: each waits for the storage most of its time
@@ -89,14 +89,14 @@ class _Cleaner:
         self._deleted: dict[str, int] = {}
         self._num_waiting = 0
         self._now = 0.0
-        self._note = Snapshot(name=NOTE, content=None)
 
     def run(self) -> CleanReport:
         # First the time, so that what is written from here on is young, however long this takes. Then in this order: a
         # writer creates its record before it deletes its attempt, and what withdraws a record writes an attempt before.
         indexes = self._indexes()  # before that: no request of them comes between those that follow
-        before = self._read_note()
-        self._now = self._write_note(before, ())
+        began, note = seconds_passed(), CleanNote(self._store)
+        before = note.losses
+        self._now = time.time() if self._dry_run else note.write()
         attempts = self._store.listing(ATTEMPTS)
         live = self._named_by_attempts(attempts)
         records = self._store.listing(RECORDS)
@@ -127,12 +127,14 @@ class _Cleaner:
             if (key := _key_of(name)) not in active and (key not in state.partitions or state.is_published(key))
         }
         losing = {_key_of(name) for name in dead} | {key for name in dropped for key in self._keys_of(name)}
-        if losing:
-            self._write_note(before, losing)
+        if losing and not self._dry_run:
+            note.write(losing)
+            if seconds_passed() - began > MAX_UNNAMED_SECONDS:  # a manifest may have named the records since
+                raise ChangedError(self._store.url_of(NOTE), "cleaning took more than 12 hours: run it again")
         self._delete({**dead, **dropped})
 
         # Phase two. What another cleaner deleted before it was listed here is protected by its note alone.
-        if not self._dry_run and self._store.found_bytes(NOTE) != self._note.content:
+        if not self._dry_run and not note.is_current():
             raise ChangedError(self._store.url_of(NOTE), "another process cleans the dataset: run it again")
         recent = [keys for at, keys in before if at is None or self._now - at < MIN_AGE_SECONDS]
         protected = active.union(losing, unreadable, *(keys for keys in recent if keys is not None))
@@ -278,30 +280,47 @@ class _Cleaner:
                 live.update(file.path for file in (*record.packed.values(), *record.tables.values()))
         return unreadable
 
-    def _read_note(self) -> list[_Loss]:
-        """Returns when which partitions lost a record, attempt or manifest, by the storage's clock.
 
-        If the note is missing or damaged, any partition may have lost one until now.
-        """
-        self._note = self._store.snapshot(NOTE)
-        modified = self._store.modified(NOTE) or time.time()  # after the content: a later time protects longer
+class CleanNote:
+    """Which partitions lost a record, an attempt or their place in the newest manifest within a day: ``clean.json``.
+
+    Args:
+        store: the dataset's folder.
+
+    Attributes:
+        losses: when and which, by the storage's clock. If the file is missing or damaged, any partition until now.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._snapshot = store.snapshot(NOTE)
+        self._modified = store.modified(NOTE) or time.time()  # after the content: a later time protects longer
+        self.losses: list[_Loss] = [(None, None)]
         with suppress(ValueError, KeyError, TypeError, RecursionError):
-            noted = [(loss["at"], loss["keys"]) for loss in json.loads(self._note.content or b"")["losses"]]
+            noted = [(loss["at"], loss["keys"]) for loss in json.loads(self._snapshot.content or b"")["losses"]]
             if all(_is_loss(at, keys) for at, keys in noted):
-                return [(modified if at is None else at, keys) for at, keys in noted]
-        return [(None, None)]
+                self.losses = [(self._modified if at is None else at, keys) for at, keys in noted]
 
-    def _write_note(self, before: Iterable[_Loss], losing: Iterable[str]) -> float:
-        """Notes that partitions lose a record, attempt or manifest now; returns the time by the storage's clock."""
-        if self._dry_run:
-            return time.time()
-        losses = [{"at": at, "keys": keys} for at, keys in before if at is None or self._now - at < MIN_AGE_SECONDS]
+    def write(self, losing: Iterable[str] = ()) -> float:
+        """Notes that these partitions lose something now; returns the time by the storage's clock.
+
+        Raises:
+            ChangedError: another process has written it since.
+        """
+        losses = [(at, keys) for at, keys in self.losses if at is None or self._modified - at < MIN_AGE_SECONDS]
         if now_losing := sorted(losing):
-            losses.append({"at": None, "keys": now_losing})  # the time of this file
+            losses.append((None, now_losing))  # the time of this file
+        content = {"losses": [{"at": at, "keys": keys} for at, keys in losses], "token": secrets.token_hex(8)}
         # The token makes it another content each time: it is written also for the time that it has then.
-        self._store.replace(self._note, canonical_json({"losses": losses, "token": secrets.token_hex(8)}))
-        self._note = self._store.snapshot(NOTE)
-        return self._store.modified(NOTE) or time.time()
+        self._store.replace(self._snapshot, canonical_json(content))
+        self._snapshot = self._store.snapshot(NOTE)
+        self._modified = self._store.modified(NOTE) or time.time()
+        self.losses = [(self._modified if at is None else at, keys) for at, keys in losses]
+        return self._modified
+
+    def is_current(self) -> bool:
+        """Returns whether no other process has written it since."""
+        return self._store.found_bytes(NOTE) == self._snapshot.content
 
 
 def _is_loss(at: object, keys: object) -> bool:

@@ -18,6 +18,7 @@ from mm_assets.dataset.manifest import FILE_DIGITS, ManifestPartition, file_path
 from mm_assets.errors import ChangedError, SchemaMismatchError
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_FOLDER, TABLES
 from mm_assets.pipeline.state.added_streams import NewStream, carried_over, with_streams
+from mm_assets.pipeline.state.clean import CleanNote
 from mm_assets.pipeline.state.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.state.folder import MAX_UNNAMED_SECONDS, DatasetStore, seconds_passed
 from mm_assets.pipeline.state.losses import sum_losses
@@ -130,6 +131,9 @@ def _build_manifest(
     catalog = catalog_text(dataset, schema).encode()
     if not _has_content(store, "catalog.sql", catalog, top):
         store.write_bytes("catalog.sql", catalog)
+    # A slow `clean` deletes a record that a manifest has named again: the files outlive that manifest by a day.
+    if unrecorded := [key for key, entry in state.listed.items() if entry.recipe not in state.records.get(key, ())]:
+        CleanNote(store).write(unrecorded)
     if seconds_passed() - began > MAX_UNNAMED_SECONDS:
         raise ChangedError(store.url_of("manifest.json"), "took so long that files that it lists may have been deleted")
     store.replace(newest, content)

@@ -112,6 +112,21 @@ def test_clean_keeps_what_the_newest_manifest_needs_without_its_copy(dataset: Da
         assert opened.verify().ok
 
 
+def test_clean_leaves_a_day_to_readers_of_a_manifest_whose_record_is_missing(dataset: DatasetStore) -> None:
+    """A slow cleaner may delete a record that the newest manifest names: its files outlive that manifest by a day."""
+    clean(dataset)  # the first leaves everything for a day
+    for name in (*dataset.store.sizes("records"), *dataset.store.sizes("manifests")):
+        dataset.store.delete(name)
+    let_a_day_go_by(dataset)
+    with mm_assets.open(dataset.store.url_of("manifest.json")) as opened:
+        changed = DatasetStore(dataset.spec.replace(filters=FILTERS))
+        assert build_manifest(changed).manifest["num_samples"] == 0
+        clean(changed, keep=1)
+        assert opened.verify().ok
+    let_a_day_go_by(dataset)
+    assert [name for name in clean(changed, keep=1).files if name.startswith("packed/")]
+
+
 def test_clean_keeps_indexes_of_kept_manifests(dataset: DatasetStore) -> None:
     """The index of a kept manifest stays; that of another goes after a day, then its files, unless they are shared."""
     field = NDArrayField("float32", (2,))

@@ -34,6 +34,7 @@ from mm_assets.pipeline.partition.inputs import PartitionWork
 from mm_assets.pipeline.partition.publish import publish as publish_partition
 from mm_assets.pipeline.partition.run import PartitionReport, run_partition
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state import clean as cleaning
 from mm_assets.pipeline.state import manifests, registration
 from mm_assets.pipeline.state.claims import Claim, Claims
 from mm_assets.pipeline.state.clean import MIN_AGE_SECONDS, clean
@@ -444,6 +445,7 @@ def test_a_manifest_names_only_complete_files(choose: random.Random) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifests, "seconds_passed", store.check_time)
         patch.setattr(inputs, "seconds_passed", lambda: store.elapsed)
+        patch.setattr(cleaning, "seconds_passed", lambda: store.elapsed)
         for cached in (one for one in vars(DatasetState).values() if isinstance(one, cached_property)):
             patch.setattr(cached, "lock", nullcontext(), raising=False)  # Python 3.11 has one of all instances
         try:
