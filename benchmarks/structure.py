@@ -1,11 +1,11 @@
-"""Measures of the code's structure, so that drift is visible: size, rooms, cycles, names, settings, documentation, a walk.
+"""Measure the code's structure, so that drift is visible: size, rooms, cycles, names, settings, documentation, a walk.
 
     python -m benchmarks.structure              # a table
     python -m benchmarks.structure --rooms      # and a row for each room
     python -m benchmarks.structure --walk       # and what packing the demo dataset and reading a batch of it enters
 
 A *room* is a folder of modules, a *floor* the length of its longest chain of imports, an *arrow* an import between two
-of its modules. The goals are those of docs/architecture.md.
+of its modules. The goals are those of docs/spec/architecture.md.
 """
 
 from __future__ import annotations
@@ -171,10 +171,7 @@ def cycle() -> list[str]:
 def repeated_classes() -> list[str]:
     """Returns the names that more than one class of the package has."""
     counts = Counter(
-        node.name
-        for module in modules().values()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.ClassDef)
+        node.name for module in modules().values() for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)
     )
     return sorted(name for name, count in counts.items() if count > 1)
 
@@ -208,7 +205,7 @@ def settings() -> list[str]:
 def words(*, in_menu: bool) -> int:
     """Returns the words of the documentation: of the pages in the menu, or of all."""
     menu = (REPOSITORY / "mkdocs.yml").read_text("utf-8")
-    pages = [path for path in (REPOSITORY / "docs").rglob("*.md")]
+    pages = (REPOSITORY / "docs").rglob("*.md")
     return sum(
         len(path.read_text("utf-8").split())
         for path in pages
@@ -231,7 +228,10 @@ def walk() -> dict[str, tuple[int, int, int]]:
 
 def table(*, walks: bool, each_room: bool) -> list[tuple[str, object, object]]:
     """Returns rows of what is measured, its value and the goal."""
-    sizes = {name: (len(room), floors(arrows(room)), sum(map(len, arrows(room).values()))) for name, room in rooms().items()}
+    sizes = {}
+    for name, room in rooms().items():
+        graph = arrows(room)
+        sizes[name] = len(room), floors(graph), sum(map(len, graph.values()))
     largest = max((name for name in sizes if name.startswith("pipeline")), key=lambda name: sizes[name])
     private = private_dagster()
     repeated = repeated_classes()
@@ -262,8 +262,9 @@ def main() -> None:
     parser.add_argument("--walk", action="store_true", help="what a load and a batch enter; takes ten seconds")
     options = parser.parse_args()
     for name, value, goal in table(walks=options.walk, each_room=options.rooms):
-        shown = f"{value:,}" if isinstance(value, int) else ", ".join(map(str, value)) if isinstance(value, tuple) else value
-        print(f"{name}: {shown}" + (f" (goal {goal})" if goal else ""))
+        numbers = value if isinstance(value, tuple) else (value,)
+        text = ", ".join(f"{number:,}" if isinstance(number, int) else str(number) for number in numbers)
+        print(f"{name}: {text}" + (f" (goal {goal})" if goal else ""))
 
 
 if __name__ == "__main__":

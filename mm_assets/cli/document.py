@@ -1,8 +1,8 @@
 """The JSON document that a command writes with `--json`: one, on standard output, where nothing else goes.
 
 Lines for people that a command writes with `cli.output` are left out then; what other code prints goes to standard
-error. The document is written when all of it is known, so that an error leaves no part of one. docs/json.md lists the
-keys of each.
+error. The document is written when all of it is known, so that an error leaves no part of one. docs/spec/json.md lists
+the keys of each.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Output:
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """The option `--json`; the group of commands looks for it before any is run."""
     return click.option(
-        "--json", is_flag=True, expose_value=False, help="One JSON document instead of text (docs/json.md)."
+        "--json", is_flag=True, expose_value=False, help="One JSON document instead of text (docs/spec/json.md)."
     )(function)
 
 

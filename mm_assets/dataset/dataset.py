@@ -154,7 +154,7 @@ class Dataset:
         quality, changes nothing.
 
         Args:
-            settings: by modality, new values of the field's settings, as its section in ``docs/fields.md`` names them.
+            settings: by modality, new values of the field's settings, named as in ``docs/spec/fields.md``.
                 Those of a sequence's items go below ``inner``.
 
         Raises:
@@ -208,8 +208,7 @@ class Dataset:
         Args:
             sql: what may follow ``where`` in a query of the table `samples`, in DuckDB's SQL. Its columns:
                 `index`, `sample_id`, and of each modality m `present_m` (bool), `size_m` (bytes of data, null where
-                absent), and m itself, its metadata record as a struct, null where absent. ``docs/fields.md`` describes
-                the records. It reaches no files.
+                absent), and m itself, its metadata record as a struct, null if absent: see ``docs/spec/fields.md``. It reaches no files.
 
         Raises:
             ConfigError: it is not a condition, names no column, or cannot be computed.

@@ -1,4 +1,4 @@
-"""A file of vectors in lists: an inverted file, which a query reads a few lists of. ``docs/files.md`` has its bytes.
+"""A file of vectors in lists: an inverted file, of which a query reads a few lists. docs/spec/files.md has its bytes.
 
 The vectors are grouped by the nearest of `num_lists` centroids, and lie list by list, so that a list is one range of a
 mapped or remote file. Only NumPy reads the file: whatever its bytes are, opening and searching it works or raises

@@ -1,6 +1,6 @@
 """Writes samples of packed MULT and MSTR files as WebDataset tars, with Python alone: python leave.py [FOLDER].
 
-A payload that is not a file becomes .payload: its record and its data, described in docs/format.md and docs/fields.md.
+A payload that is not a file becomes .payload: its record and its data, described in docs/spec/.
 """
 
 import io

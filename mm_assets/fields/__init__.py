@@ -1,4 +1,4 @@
-"""Fields: how values become payloads and back. `docs/fields.md` describes every field; `base` is their interface.
+"""Fields: how values become payloads and back. `docs/spec/fields.md` describes every field; `base` is their interface.
 
 A field knows values and payloads, not files. Your own derives from `Field`, and `register_field` makes it known.
 """

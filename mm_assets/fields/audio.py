@@ -86,9 +86,9 @@ class AudioField(Field):
     """Audio.
 
     Value: `Audio`; a tuple (samples, sample_rate); bare samples where the field's `sample_rate` is set; or an audio
-    file, as bytes or a `Path`: of libsndfile's formats, or with the extra ``video`` of PyAV's (docs/fields.md). Samples
-    are (num_frames,) or (num_frames, num_channels), int16 or float32; float64, tensors and lists of floats become
-    float32.
+    file, as bytes or a `Path`: of libsndfile's formats, or with the extra ``video`` of PyAV's (docs/spec/fields.md).
+    Samples are (num_frames,) or (num_frames, num_channels), int16 or float32; float64, tensors and lists of floats
+    become float32.
     Decodes to `Audio`, always with two dimensions. An int16 sample x and the float x / 32768 are equivalent, so
     int16 comes back exactly from either.
 

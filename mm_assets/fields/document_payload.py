@@ -24,7 +24,7 @@ from mm_assets.media.text_boxes import Numbers, PageLayout, TextBoxes
 
 __all__ = ["RECORD", "Head", "OpenDocument", "check_places", "locate_layout", "locate_page", "write_document"]
 
-# docs/fields.md, type 52
+# docs/spec/fields.md, type 52
 RECORD = np.dtype(
     [
         ("num_pages", "<u4"),

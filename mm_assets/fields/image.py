@@ -96,7 +96,7 @@ class ImageField(Field):
         decode_fill: value of the bars' channels, 0 to 255.
         decode_mode: ``exact`` decodes all of an image and then shrinks by pixel area, or enlarges bilinearly. ``fast``
             decodes a JPEG at 1/2, 1/4 or 1/8 of its size where that is not below `decode_size`, and shrinks any image
-            by bilinear samples. Its pixels differ; docs/fields.md says how much.
+            by bilinear samples. Its pixels differ; docs/spec/fields.md says how much.
         decode_crop: a random crop in place of `decode_resize`, as a mapping with some of the attributes of
             `RandomCrop`: ``{"scale": (0.35, 1), "ratio": (0.75, 1.33), "flip": True}``. Loaders draw it from seed,
             epoch and sample; everything else decodes the largest centered rectangle, as ``crop`` does.

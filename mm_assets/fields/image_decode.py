@@ -47,7 +47,7 @@ __all__ = [
     "with_channels",
 ]
 
-CODECS = {"jpeg": 1, "png": 2, "webp": 3, "tiff": 4, "gif": 5, "bmp": 6}  # docs/fields.md, type 10
+CODECS = {"jpeg": 1, "png": 2, "webp": 3, "tiff": 4, "gif": 5, "bmp": 6}  # docs/spec/fields.md, type 10
 CODECS |= {"avif": 7, "heic": 8, "jxl": 9, "jp2": 10, "pnm": 11, "ico": 12, "tga": 13}
 CODEC_NAMES = {number: name for name, number in CODECS.items()}
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}

@@ -1,6 +1,6 @@
 """What metadata records say about the extent of their values: sizes, durations, lengths; no data is read for it.
 
-The entries of a record have the same names in every field (docs/fields.md), so that a field of the user's own is
+The entries of a record have the same names in every field (docs/spec/fields.md), so that a field of the user's own is
 measured too where its record has such entries.
 """
 

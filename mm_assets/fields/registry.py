@@ -176,7 +176,7 @@ def complete_config(type_name: object, config: Mapping[str, JSON]) -> dict[str, 
 
 
 def _without_later_settings(cls: type[Field], config: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """A stored configuration without settings that are not known here (docs/fields.md).
+    """A stored configuration without settings that are not known here (docs/spec/fields.md).
 
     Raises:
         ConfigError: the file says that decoding depends on one of them.

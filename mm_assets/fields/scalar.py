@@ -19,7 +19,7 @@ from mm_assets.summaries import describe
 
 __all__ = ["ScalarField"]
 
-# docs/fields.md, type 5: the value at full width whatever the dtype, so that every record is 8 bytes
+# docs/spec/fields.md, type 5: the value at full width whatever the dtype, so that every record is 8 bytes
 _RECORDS = {kind: np.dtype([("value", kind)]) for kind in ("<i8", "<u8", "<f8")}
 _WIDE = {"i": "<i8", "u": "<u8", "b": "<u8", "f": "<f8"}
 _DTYPES = tuple(np.dtype(code).name for code in REAL_CODES)

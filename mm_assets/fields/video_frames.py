@@ -1,4 +1,4 @@
-"""Frames of a clip: JPEGs after an index (docs/fields.md, type 50), or those of a stored file."""
+"""Frames of a clip: JPEGs after an index (docs/spec/fields.md, type 50), or those of a stored file."""
 
 from __future__ import annotations
 

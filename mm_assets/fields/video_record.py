@@ -27,7 +27,7 @@ __all__ = [
     "Record",
 ]
 
-# docs/fields.md, type 50
+# docs/spec/fields.md, type 50
 RECORD = np.dtype(
     [
         ("num_frames", "<u4"),

@@ -1,4 +1,4 @@
-"""The packed formats MULT and MSTR: containers of opaque payloads. docs/format.md is normative.
+"""The packed formats MULT and MSTR: containers of opaque payloads. docs/spec/format.md is normative.
 
 Standard library, NumPy and crc32c only. A container stores bytes; fields know what they mean. Neither imports the
 other.

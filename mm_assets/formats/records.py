@@ -1,6 +1,6 @@
 """The byte layout of MULT and MSTR: record dtypes, limits, names' hashes, checksums and the bounds-checked slice.
 
-Section numbers are those of docs/format.md, which is normative; a test compares the two. Every dtype is packed and
+Section numbers are those of docs/spec/format.md, which is normative; a test compares the two. Every dtype is packed and
 little-endian, with its pads spelled out. Nothing here reads or writes a file.
 """
 

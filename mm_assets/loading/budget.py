@@ -36,7 +36,7 @@ class Budget:
 
     Attributes:
         column: of the samples' metadata: the name of a modality, a dot, and an entry of its metadata record that counts
-            something, as listed in ``docs/fields.md``; or ``size_`` and the name of a modality, the bytes of its data.
+            something, see ``docs/spec/fields.md``; or ``size_`` and the name of a modality, the bytes of its data.
             The length of a sample without the modality is 0.
         total: the most that a batch may have of it, padding included.
         bucket: samples that are sorted together, and the most in a batch. More of them make less padding, and batches

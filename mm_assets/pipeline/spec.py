@@ -563,7 +563,7 @@ class DatasetSpec(Settings):
         default="all",
         description="The tables that hold media. `all`: `materialized_rows` and `filtered_rows`; `filtered`: only "
         "`filtered_rows`; `none`: neither. The others have the size and CRC-32C of each item, and stages that need it "
-        "read it from the shard again (docs/files.md).",
+        "read it from the shard again (docs/spec/files.md).",
         examples=["none"],
     )
     on_misaligned: Literal["warn", "drop_sample", "fail"] = Field(

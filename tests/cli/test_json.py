@@ -1,4 +1,4 @@
-"""`--json`: every command that reports writes one document, with the keys of docs/json.md and nothing else."""
+"""`--json`: every command that reports writes one document, with the keys of docs/spec/json.md and nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import CAPTIONS, make_shard
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spec" / "json.md").read_text(encoding="utf-8")
 SILENT = {"completion", "ui", "view"}  # commands that report nothing
 
 

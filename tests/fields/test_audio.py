@@ -143,7 +143,7 @@ def test_a_file_of_another_codec_than_its_record_names_is_refused(codec):
     field, short = AudioField(), (np.arange(60) * 100).astype(np.int16)
     encoded = field.encode(sound_file(short, RATE, codec))
     right = np.frombuffer(bytes(encoded.metadata), field.metadata_type).copy()
-    others = {3, 4, 5, 32, 33, 34, 35} - {int(right["codec"][0])}  # docs/fields.md has the numbers
+    others = {3, 4, 5, 32, 33, 34, 35} - {int(right["codec"][0])}  # docs/spec/fields.md has the numbers
     assert len(others) == 6
     for number in others:
         record = right.copy()

@@ -300,7 +300,7 @@ def test_a_thread_releases_large_memory():
 
 
 def test_fast_is_close_on_photographs(shared_data, members_of):
-    """On real photographs the fast mode differs from the exact one by no more than docs/fields.md says."""
+    """On real photographs the fast mode differs from the exact one by no more than docs/spec/fields.md says."""
     photos = [data for name, data in members_of(shared_data, (".jpg",)) if name.startswith("image-text")]
     found = []
     for data in photos:

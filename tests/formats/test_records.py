@@ -1,4 +1,4 @@
-"""The byte layout: golden files, the tables of docs/format.md, and readers that know nothing of this package."""
+"""The byte layout: golden files, the tables of docs/spec/format.md, and readers that know nothing of this package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import independent_reader
 from .examples import SAMPLES, SPECS, plain, write
 
 FOLDER = Path(__file__).parent / "golden"
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "format.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "spec" / "format.md"
 TWINS = sorted(path.stem for path in FOLDER.glob("*.json"))
 DTYPES = {
     "2.1": layout.MULT_HEADER,

@@ -45,7 +45,8 @@ from ..pipeline.chain import at_work
 REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"
 PACKING, FILES, PIPELINE, SOURCES, FORMAT = (
-    (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("packing", "files", "pipeline", "sources", "format")
+    (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("packing", "spec/files", "pipeline", "sources", "spec/format")
 )
 
 
@@ -324,7 +325,7 @@ def test_the_catalog_example_runs(
     (example,) = blocks(FILES, "python")
     monkeypatch.chdir(captions.parent.parent)
     space: dict[str, Any] = {}
-    exec(compile(example, "docs/files.md", "exec"), space)
+    exec(compile(example, "docs/spec/files.md", "exec"), space)
     assert "captions-00000" in capsys.readouterr().out
     for table in (*TABLES, PUBLISHED.name):
         space["connection"].execute(f"select partition from {table}")
@@ -438,14 +439,14 @@ def test_the_examples_of_partition_patterns_group_as_printed() -> None:
 
 
 def test_the_check_value_is_that_of_the_code() -> None:
-    """The check value of CRC-32C in docs/format.md is what the code computes."""
+    """The check value of CRC-32C in docs/spec/format.md is what the code computes."""
     (value,) = re.findall(r"`123456789` give 0x([0-9A-F]{8})", FORMAT)
     assert crc32c(b"123456789") == int(value, 16)
 
 
 def test_the_tests_that_show_the_promises_are_there() -> None:
-    """Every test that docs/reliability.md names is a file of the suite, and every function is in it."""
-    page = (REPO / "docs" / "reliability.md").read_text()
+    """Every test that docs/spec/reliability.md names is a file of the suite, and every function is in it."""
+    page = (REPO / "docs" / "spec" / "reliability.md").read_text()
     named = re.findall(r"`([a-z0-9_]+/[a-z0-9_]+\.py)(?:::(\w+))?`", page)
     assert len(named) > 15
     for file, function in named:

@@ -7,7 +7,7 @@ import pytest
 from mm_assets.fields import FIELD_TYPES, Field, ScalarField, SequenceField, TextField
 from mm_assets.fields.image_decode import CODECS as IMAGE_CODECS
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "fields.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spec" / "fields.md").read_text(encoding="utf-8")
 
 
 def instance(cls: type[Field]) -> Field:
@@ -24,7 +24,7 @@ def record_table(heading: str) -> list[tuple[int, int, str, str]]:
 
 @pytest.mark.parametrize("type_id", FIELD_TYPES)
 def test_records_are_as_documented(type_id):
-    """The table of each field's record in docs/fields.md is its dtype."""
+    """The table of each field's record in docs/spec/fields.md is its dtype."""
     cls = FIELD_TYPES[type_id]
     dtype = instance(cls).metadata_type
     documented = record_table(f"{type_id} {cls.__name__}")

@@ -73,7 +73,7 @@ PAGES = {
     ),
     "values.md": ApiPage(
         title="Python: values",
-        about="What fields decode to, and take. [Fields](../fields.md) has the bytes.",
+        about="What fields decode to, and take. [Fields](../spec/fields.md) has the bytes.",
         names={
             "mm_assets.fields": (
                 "Audio", "VideoAudio", "VideoFile", "Clip", "TimeSeries", "TimedSegment", "segments_at",
@@ -85,7 +85,7 @@ PAGES = {
     ),
     "fields.md": ApiPage(
         title="Python: fields",
-        about="A field encodes the values of a modality. [Fields](../fields.md) has each setting and every byte.",
+        about="A field encodes the values of a modality. [Fields](../spec/fields.md) has each setting and every byte.",
         names={
             "mm_assets.fields": (
                 "BytesField", "TextField", "JSONField", "NDArrayField", "ScalarField", "ImageField", "DepthField",
@@ -98,8 +98,8 @@ PAGES = {
     "extending.md": ApiPage(
         title="Python: your own filters, fields and sources",
         about="What a class of your own derives from, and the tests that it should pass. [Filters]"
-        "(../filters.md#your-own), [fields](../fields.md#your-own) and [sources](../sources.md#your-own-source) have "
-        "examples.",
+        "(../filters.md#your-own), [fields](../spec/fields.md#your-own) and [sources](../sources.md#your-own-source) "
+        "have examples.",
         names={
             "mm_assets.filters": ("Filter", "MeasuredRowFilter", "Annotator", "Block", "Drop"),
             "mm_assets.fields": ("Field", "Encoded", "register_field"),
@@ -109,7 +109,7 @@ PAGES = {
     ),
     "formats.md": ApiPage(
         title="Python: containers",
-        about="The two containers with opaque payloads. [Format](../format.md) has every byte.",
+        about="The two containers with opaque payloads. [Format](../spec/format.md) has every byte.",
         names={
             "mm_assets.formats": (
                 "open_reader", "MultReader", "MultWriter", "MstrReader", "MstrWriter", "ModalitySpec", "Payload",

@@ -10,7 +10,7 @@ from mm_assets.orchestration.recorder import DATABASE
 from mm_assets.storage.retry import STORAGE, Retry
 from mm_assets.storage.urls import storage_fault
 
-RELIABILITY = Path(__file__).parents[2] / "docs" / "reliability.md"
+RELIABILITY = Path(__file__).parents[2] / "docs" / "spec" / "reliability.md"
 
 
 @given(pauses=st.lists(st.floats(0.0, 1e6), max_size=9).map(tuple), jitter=st.floats(0.0, 2.0))
@@ -34,7 +34,7 @@ def test_what_a_storage_may_recover_from(error: Exception, may_pass: bool) -> No
 
 @pytest.mark.parametrize(("name", "policy"), [("the storage", STORAGE), ("Dagster's database", DATABASE)])
 def test_the_documentation_has_the_numbers(name: str, policy: Retry[object]) -> None:
-    """The pauses, their sum and the jitter are those of the table in docs/reliability.md."""
+    """The pauses, their sum and the jitter are those of the table in docs/spec/reliability.md."""
     (row,) = [line for line in RELIABILITY.read_text().splitlines() if line.startswith(f"| {name} |")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     pauses = ", ".join(f"{pause:g}" for pause in policy.pauses)

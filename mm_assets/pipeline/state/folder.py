@@ -3,8 +3,8 @@
 A file with its final name is never replaced, only deleted by `clean`. Data files are named by their content. A record,
 ``records/<key>.<recipe>.json``, publishes a partition: it is created once, after all files that it names are durable
 and every check has passed. Of what is written again, the files of the registration and ``manifest.json`` are compared
-and swapped; attempts and claims are advisory, and what is in ``cache/`` only saves time. ``docs/files.md`` has all of
-them.
+and swapped; attempts and claims are advisory, and what is in ``cache/`` only saves time. ``docs/spec/files.md`` has all
+of them.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from ..chain import at_work, declare, record_of, run_chain
 from ..explore.test_provenance import members_of
 from ..shards import make_shard
 
-FILES = Path(__file__).parents[3] / "docs" / "files.md"
+FILES = Path(__file__).parents[3] / "docs" / "spec" / "files.md"
 
 
 def jpeg() -> bytes:
