@@ -208,7 +208,8 @@ class Dataset:
         Args:
             sql: what may follow ``where`` in a query of the table `samples`, in DuckDB's SQL. Its columns:
                 `index`, `sample_id`, and of each modality m `present_m` (bool), `size_m` (bytes of data, null where
-                absent), and m itself, its metadata record as a struct, null if absent: see ``docs/spec/fields.md``. It reaches no files.
+                absent), and m itself, its metadata record as a struct, null if absent: see ``docs/spec/fields.md``.
+                It reaches no files.
 
         Raises:
             ConfigError: it is not a condition, names no column, or cannot be computed.

@@ -113,9 +113,9 @@ TASKS = {
     "run on Slurm": (["Many machines"], "sbatch"),
     "free disk space": (["Disk space and retention"], "mm-assets clean --dataset"),
     "the robot's state at a time": (["A robot dataset", "time"], "resample_to(state, camera)"),
-    "the size of an image's record": (["fields"], "num_frames"),
+    "the size of an image's record": (["Specifications and API", "Fields"], "num_frames"),
     "what a message means": (["Troubleshooting by message"], "is not a registered dataset"),
-    "arguments of the loader": (["loading"], "on_damaged"),
+    "arguments of the loader": (["Specifications and API", "Loading"], "on_damaged"),
     "search by embeddings": (["Add embeddings, and search"], "array_cosine_similarity"),
     "use it in a Dagster project": (["In your own Dagster project"], "registry_modules"),
 }
