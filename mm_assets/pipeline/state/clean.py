@@ -43,6 +43,7 @@ UPLOAD_SECONDS = 7 * 86_400.0  # after which an unfinished upload is aborted
 NOTE = "clean.json"
 _FOLDERS = (*TABLES, PACKED_FOLDER, STREAMS)  # of files that are named by their content
 _FILE = re.compile(rf"[a-z_]+/(?P<key>.+)\.[0-9a-f]{{{FILE_DIGITS}}}\.[a-z]+")
+_ELSEWHERE = "another process cleans the dataset: run it again"
 _READS = 16  # attempts at a time: each waits for the storage most of its time
 
 _Loss: TypeAlias = tuple[float | None, list[str] | None]
@@ -135,7 +136,7 @@ class _Cleaner:
 
         # Phase two. What another cleaner deleted before it was listed here is protected by its note alone.
         if not self._dry_run and not note.is_current():
-            raise ChangedError(self._store.url_of(NOTE), "another process cleans the dataset: run it again")
+            raise ChangedError(self._store.url_of(NOTE), _ELSEWHERE)
         recent = [keys for at, keys in before if at is None or self._now - at < MIN_AGE_SECONDS]
         protected = active.union(losing, unreadable, *(keys for keys in recent if keys is not None))
         for folder in _FOLDERS:
@@ -310,10 +311,13 @@ class CleanNote:
         losses = [(at, keys) for at, keys in self.losses if at is None or self._modified - at < MIN_AGE_SECONDS]
         if now_losing := sorted(losing):
             losses.append((None, now_losing))  # the time of this file
-        content = {"losses": [{"at": at, "keys": keys} for at, keys in losses], "token": secrets.token_hex(8)}
         # The token makes it another content each time: it is written also for the time that it has then.
-        self._store.replace(self._snapshot, canonical_json(content))
+        token = secrets.token_hex(8)
+        content = canonical_json({"losses": [{"at": at, "keys": keys} for at, keys in losses], "token": token})
+        self._store.replace(self._snapshot, content)
         self._snapshot = self._store.snapshot(NOTE)
+        if self._snapshot.content != content:
+            raise ChangedError(self._store.url_of(NOTE), _ELSEWHERE)
         self._modified = self._store.modified(NOTE) or time.time()
         self.losses = [(self._modified if at is None else at, keys) for at, keys in losses]
         return self._modified

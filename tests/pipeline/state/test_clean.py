@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pytest
 
 import mm_assets
+from mm_assets.errors import ChangedError
 from mm_assets.fields import NDArrayField
 from mm_assets.pipeline.partition import publish, stages
-from mm_assets.pipeline.state.clean import clean
+from mm_assets.pipeline.state.clean import NOTE, clean
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.manifests import build_manifest
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import DatasetState
-from mm_assets.storage.store import TEMPORARY
+from mm_assets.storage.store import TEMPORARY, Snapshot, Store
 
 from ..chain import add_stream, at_work, declare, let_a_day_go_by, record_of, run_chain, run_partition
 
@@ -125,6 +127,26 @@ def test_clean_leaves_a_day_to_readers_of_a_manifest_whose_record_is_missing(dat
         assert opened.verify().ok
     let_a_day_go_by(dataset)
     assert [name for name in clean(changed, keep=1).files if name.startswith("packed/")]
+
+
+def test_a_cleaner_does_not_take_the_note_of_another_one_for_its_own(
+    dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleaner deletes nothing if another one writes its note right after the cleaner wrote its own."""
+    replace, contents = Store.replace, iter((b"{}", b'{"losses": []}'))
+
+    def replace_and_lose(store: Store, before: Snapshot, content: bytes) -> None:
+        replace(store, before, content)
+        if before.name == NOTE:
+            replace(store, store.snapshot(NOTE), next(contents))
+
+    monkeypatch.setattr(Store, "replace", replace_and_lose)
+    let_a_day_go_by(dataset)
+    for _ in range(2):
+        with pytest.raises(ChangedError, match="another process cleans the dataset"):
+            clean(dataset, keep=1)
+    monkeypatch.undo()
+    assert build_manifest(dataset).left_out == {}
 
 
 def test_clean_keeps_indexes_of_kept_manifests(dataset: DatasetStore) -> None:
