@@ -223,10 +223,10 @@ def shuffled_batches(data: mm_assets.Dataset, indices: np.ndarray, names: tuple[
 
 
 class Scan:
-    """The same by one `scan_raw`, a part at a time: up to a block more than asked for, and less the next time."""
+    """The same by one `stream_raw`, a part at a time: up to a block more than asked for, and less the next time."""
 
     def __init__(self, data: mm_assets.Dataset, names: tuple[str, ...]) -> None:
-        self.blocks = data.scan_raw(names)
+        self.blocks = data.stream_raw(None, names)
         self.wanted = 0
 
     def read(self, count: int) -> int:

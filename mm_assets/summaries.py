@@ -6,8 +6,11 @@ A description has arrays by type and shape, bytes by size, and long texts trunca
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from itertools import repeat
+from typing import Any, Self
 
 import numpy as np
 
@@ -116,6 +119,18 @@ class ArrayValue:
     __slots__ = ()
 
     __repr__ = summary_repr
+
+    @classmethod
+    def of_checked(cls, **attributes: Iterable[Any]) -> list[Self]:
+        """Returns many values, as long as the first of their attributes has some, all of which the caller has checked.
+
+        Of the small values of a batch, the loop and ``__init__`` would take several times as long.
+        """
+        first = next(iter(attributes.values()))
+        found = [object.__new__(cls) for _ in first]
+        for name, column in attributes.items():
+            deque(map(object.__setattr__, found, repeat(name), column), maxlen=0)
+        return found
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, type(self)):

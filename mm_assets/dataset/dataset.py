@@ -55,7 +55,7 @@ def open(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_size: int = 16 << 30,
 ) -> Dataset:
-    """Open packed files as one dataset.
+    """Opens packed files as one dataset.
 
     Args:
         path: local path or fsspec URL of a packed file, of a manifest (``.json``), or of a folder; or a list of packed
@@ -66,8 +66,8 @@ def open(
             settings, say. A file without schema, by another writer (or truncated), opens only with fields for all of
             its modalities.
         verify: check the checksum of each payload that is read, and that an absent one was not lost. By default for all
-            reads that decode, except for parts that are read alone, for `read_payloads`, and for Arrow tables; True:
-            also for those parts and for raw reads; False: never.
+            reads that decode, except for parts that are read alone, and for Arrow tables; True: also for those parts
+            and for raw reads; False: only if a call says so.
         format: which file of each shard of a manifest to read, ``mult`` or ``mstr``, by default ``mult`` where there
             are both; which files of a folder, needed where it holds both; what a file, or each of a list, must be.
         cache_dir: a local folder that caches what is read of remote files for further epochs and runs, also of
@@ -148,7 +148,7 @@ class Dataset:
         return Dataset(self._files.share(positions), fields=self._fields.given, modalities=self._fields.only)
 
     def with_settings(self, settings: Mapping[str, Mapping[str, Any]]) -> Dataset:
-        """The same samples, decoded with other settings, such as ``{"image": {"channels": 3}}``.
+        """Returns the same samples, decoded with other settings, such as ``{"image": {"channels": 3}}``.
 
         Settings that are not named stay. What is stored stays too, so that a setting of encoding, such as a JPEG's
         quality, changes nothing.
@@ -166,7 +166,7 @@ class Dataset:
         return Dataset(self._files.share(), fields=fields, modalities=self._fields.only)
 
     def select(self, indices: Indices | slice) -> Dataset:
-        """A view of some samples, in the order given; 8 bytes per sample, none of them read.
+        """Returns a view of some samples, in the order given; it takes 8 bytes per sample, and none is read.
 
         Args:
             indices: repeats are fine, negative ones count from the end; or a slice, or a mask (len,) of bool.
@@ -178,11 +178,11 @@ class Dataset:
         return self._view(self._files.positions(self._chosen(indices)))
 
     def select_modalities(self, names: Sequence[str]) -> Dataset:
-        """A view of all samples with some modalities only, in the given order; `KeyError` for an unknown one."""
+        """Returns a view of all samples with some modalities, in the given order; `KeyError` for an unknown one."""
         return Dataset(self._files.share(), fields=self._fields.given, modalities=self._fields.choose(names))
 
     def split(self, fractions: Mapping[str, float], *, seed: int = 0) -> dict[str, Dataset]:
-        """Views of parts of the samples, such as ``{"train": 0.9, "val": 0.1}``.
+        """Returns views of parts of the samples, such as ``{"train": 0.9, "val": 0.1}``.
 
         A sample's part follows from its id and the seed alone: it stays when samples are added, removed or packed into
         other files, and equal ids stay together. So the sizes are near the fractions, not exact.
@@ -201,7 +201,7 @@ class Dataset:
         return {name: self.select(rows) for name, rows in parts.items()}
 
     def filter(self, sql: str) -> Dataset:
-        """A view of the samples that fulfil a condition, such as ``image.width >= 256 and present_text``.
+        """Returns a view of the samples that meet a condition, such as ``image.width >= 256 and present_text``.
 
         Only the columns that the condition names are read, file by file, and no payload's data.
 
@@ -218,7 +218,7 @@ class Dataset:
         return self.select(self.matching(sql))
 
     def matching(self, sql: str) -> npt.NDArray[np.int64]:
-        """The indices of the samples that fulfil a condition, ascending, (n,) int64; see `filter`."""
+        """Returns the indices of the samples that meet a condition, ascending, (n,) int64; see `filter`."""
         from mm_assets.dataset.selection import matching_rows
 
         return matching_rows(self._files, self.names, self._fields.known, sql)
@@ -232,7 +232,7 @@ class Dataset:
         edge: str = "repeat",
         tolerance: float | None = None,
     ) -> RowWindows:
-        """A view in which modalities are windows over neighboring samples of a group, such as the steps of an episode.
+        """Returns a view in which modalities are windows over neighboring samples of a group: steps of an episode.
 
         Item i is sample i, with the values at some offsets within its group as an array (T, ...), and for each such
         modality the mask ``<modality>_is_pad``, (T,) bool: True for a step that does not exist or lacks the modality.
@@ -282,7 +282,7 @@ class Dataset:
         exact: bool | None = None,
         probes: int | None = None,
     ) -> SearchResult:
-        """The samples whose vectors are nearest to a query; ``docs/embeddings.md`` has examples.
+        """Returns the samples whose vectors are nearest to a query; ``docs/embeddings.md`` has examples.
 
         If the dataset version has an index (`build_index`) for the modality and the metric, it is used. Otherwise all
         vectors are read and compared, in blocks.
@@ -355,13 +355,13 @@ class Dataset:
         return f"Dataset({self.path!r}, {len(self)}{stored} samples)"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the modalities, how many samples have each, and the first samples."""
+        """Returns what a notebook shows: the modalities, how many samples have each, and the first samples."""
         from mm_assets.dataset.notebook import dataset_html
 
         return dataset_html(self._files, self._fields, self.path)
 
     def show(self, i: int, modalities: Sequence[str] | None = None) -> ShownSample:
-        """A sample as people see it: as the last line of a notebook's cell its pictures, players and texts.
+        """Shows a sample: as the last line of a notebook's cell its pictures, players and texts.
 
         Modalities that cannot be decoded say why, and do not hide the others.
 
@@ -390,7 +390,7 @@ class Dataset:
         return self._fields.known
 
     def part(self, name: str) -> NamedPart:
-        """What a name of a modality or of a part of its values stands for, such as ``document.layout.words.boxes``.
+        """Returns what the name of a modality or of a part stands for, such as ``document.layout.words.boxes``.
 
         Raises:
             KeyError: no such modality, or its values have no such part.
@@ -421,15 +421,17 @@ class Dataset:
         return DatasetIds(self._files)
 
     def find(self, sample_id: str) -> int | None:
-        """The index of the first sample of that id, or None.
+        """Returns the index of the first sample with an id; None if there is none.
 
         The first call reads all ids and sorts their hashes; 12 bytes per sample are cached then, for all views
         together.
         """
         return self._files.find(sample_id)
 
+    # --- metadata: no data of a payload is read -----------------------------------------------------------------------
+
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
-        """Which samples have a modality: (len,) bool; `KeyError` for an unknown one."""
+        """Returns which samples have a modality: (len,) bool; `KeyError` for an unknown one."""
         self._fields.check_name(name)
         present = np.zeros(len(self), np.bool_)
         for reader, rows, local in self._files.pieces():
@@ -437,7 +439,7 @@ class Dataset:
         return present
 
     def scan_records(self, name: str) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]]:
-        """The metadata records of a modality file by file, without reading data.
+        """Yields the metadata records of a modality, file by file.
 
         Args:
             name: a modality whose field is known here; `KeyError` for an unknown one.
@@ -490,52 +492,61 @@ class Dataset:
     def item_tables(
         self, name: str, indices: Indices
     ) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.void]] | None]:
-        """The positions and metadata records of the items in each value of a modality of sequences, without their data.
+        """Yields the positions and metadata records of the items in each value of a modality of sequences.
 
         Of a remote file, each sample takes a request.
 
         Args:
-            name: a modality whose field has an `item_field`; `KeyError` for an unknown one.
+            name: a modality of sequences.
             indices: the samples.
 
         Yields:
-            for each sample (n,) positions and (n,) records of the inner field's `metadata_type`; None if absent.
+            for each sample (n,) positions and (n,) records of the items' `metadata_type`; None if absent.
+
+        Raises:
+            KeyError: no such modality.
+            SchemaMismatchError: its values have no items.
+            FormatError: the file is damaged there.
         """
-        self._fields.check_name(name)
-        field = self.fields[name]
-        if field.item_field is None:
-            raise SchemaMismatchError(f"{self.path}: {name} is of {type(field).__name__}, whose values have no items")
+        field, _ = self._items_of(name)
         for start in range(0, len(indices), _BLOCK):
             for payload in self._raw.stored(indices[start : start + _BLOCK], [name])[name]:
                 yield None if payload is None else field.item_table(payload.metadata(), payload)
 
     def item_records(self, name: str, indices: Indices) -> npt.NDArray[np.void]:
-        """The metadata records of the items of a modality of sequences; of local files none of their data is read.
+        """Returns the metadata records of the items of a modality of sequences in local files.
 
         Args:
-            name: a modality whose field has an `item_field`; `KeyError` for an unknown one.
+            name: a modality of sequences.
             indices: the samples.
 
         Returns:
-            (n,) records of their items, file by file, as the inner field's `metadata_type`. Those in remote files are
-            left out: they would have to be fetched with the data.
+            (n,) records of the items' `metadata_type`, file by file. Those in remote files are left out: each sample
+            would take a request.
+
+        Raises:
+            KeyError: no such modality.
+            SchemaMismatchError: its values have no items.
+            FormatError: the file is damaged there.
         """
+        field, item = self._items_of(name)
+        chosen = self._chosen(indices)
+        found = [np.zeros(0, item.metadata_type)]
+        for reader, rows, local in self._files.pieces():
+            if reader.mapped is not None:
+                stored = reader.stored(local[np.isin(rows, chosen)], [name])[name]
+                found += [field.item_table(one.metadata(), one)[1] for one in stored if one is not None]
+        return np.concatenate(found)
+
+    def _items_of(self, name: str) -> tuple[Field, Field]:
+        """The field of a modality of sequences, and that of its items."""
         self._fields.check_name(name)
         field = self.fields[name]
-        item = field.item_field
-        if item is None:
+        if field.item_field is None:
             raise SchemaMismatchError(f"{self.path}: {name} is of {type(field).__name__}, whose values have no items")
-        found = bytearray()
-        for reader, rows, local in self._files.pieces():
-            wanted = () if reader.mapped is None else local[np.isin(rows, self._chosen(indices))].tolist()
-            for at in wanted:
-                payload = reader.read_payload(at, name, verify=False)
-                if payload is not None:
-                    for _, record, _ in field.item_payloads(*payload):
-                        found += record
-        return np.frombuffer(bytes(found), item.metadata_type)
+        return field, field.item_field
 
-    # --- reading ------------------------------------------------------------------------------------------------------
+    # --- values ------------------------------------------------------------------------------------------------------
 
     @overload
     def __getitem__(self, i: int) -> dict[str, Any]: ...
@@ -544,18 +555,18 @@ class Dataset:
     def __getitem__(self, i: Indices | slice) -> list[dict[str, Any]]: ...
 
     def __getitem__(self, i: int | Indices | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        """One sample, as `read_sample`; or a list of them for indices, a slice or a mask, one request to each file."""
+        """Reads one sample, as `read_sample`; or a list for indices, a slice or a mask, by one request to each file."""
         which: Any = i  # also an object that only behaves like an array, such as a tensor
         if isinstance(which, slice | Sequence) or getattr(which, "ndim", 0) > 0:
             return self._samples.read_samples(self._chosen(which))
         return self._samples.read_sample(which)
 
     def __getitems__(self, indices: Indices) -> list[dict[str, Any]]:
-        """Many samples, as ``dataset[indices]``: torch's DataLoader calls this for a batch."""
+        """Reads many samples, as ``dataset[indices]``: torch's DataLoader calls this for a batch."""
         return self._samples.read_samples(indices)
 
     def _chosen(self, indices: Indices | slice) -> Indices:
-        """Indices for a slice or a mask too."""
+        """Returns indices, those of a slice or a mask too."""
         if isinstance(indices, slice):
             return range(*indices.indices(len(self)))
         if isinstance(indices, np.ndarray) and indices.dtype == np.bool_ and indices.ndim == 1:
@@ -565,13 +576,13 @@ class Dataset:
         return indices
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """All samples in order."""
+        """Yields all samples in order."""
         return map(self._samples.read_sample, range(len(self)))
 
     def read_sample(
         self, i: int, modalities: Sequence[str] | None = None, *, window: tuple[float, float] | None = None
     ) -> dict[str, Any]:
-        """One sample: value by modality name, None where absent.
+        """Reads one sample: values by modality name, None if absent.
 
         Args:
             i: index; negative counts from the end.
@@ -590,7 +601,7 @@ class Dataset:
         return self._samples.read_sample(i, modalities, window=window)
 
     def durations(self, indices: Indices, modalities: Sequence[str] | None = None) -> npt.NDArray[np.float64]:
-        """Seconds that samples take on their clocks, from metadata records alone.
+        """Returns the seconds that samples take on their clocks, from metadata records alone.
 
         Args:
             indices: repeats are fine, negative ones count from the end.
@@ -608,7 +619,7 @@ class Dataset:
         return self._samples.durations(indices, modalities)
 
     def frames(self, name: str, i: int, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
-        """Some frames of a clip, without decoding more than they need.
+        """Decodes some frames of a clip, and no more than they need.
 
         Args:
             name: a modality of clips.
@@ -639,7 +650,7 @@ class Dataset:
         frames: Sequence[int] | npt.NDArray[np.int64] | None = None,
         audio_until: str = "frame_end",
     ) -> Any:
-        """The audio of a clip or of an audio modality, without decoding a frame.
+        """Decodes the audio of a clip or of an audio modality, and no frame.
 
         Args:
             name: the modality.
@@ -666,7 +677,7 @@ class Dataset:
         return self._samples.read_parts((name,), i, decode)[name]
 
     def read_modality(self, name: str, indices: Indices, *, threads: int | None = 0) -> list[Any]:
-        """One modality of many samples, in the order of `indices`, None where absent; no other modality is touched.
+        """Reads one modality of many samples, in the order of `indices`, None if absent; no other modality is touched.
 
         Args:
             name: the modality, or a part of it, such as ``document.layout.words``.
@@ -695,7 +706,7 @@ class Dataset:
         on_read: Callable[[], object] | None = None,
         keys: npt.NDArray[np.uint64] | None = None,
     ) -> dict[str, Batch]:
-        """Some modalities of many samples, rows aligned in all of them.
+        """Reads some modalities of many samples, rows aligned in all of them.
 
         Args:
             indices: repeats are fine, negative ones count from the end.
@@ -745,7 +756,7 @@ class Dataset:
         on_read: Callable[[], object] | None = None,
         keys: Mapping[str, npt.NDArray[np.uint64]] | None = None,
     ) -> dict[str, Batch]:
-        """As `read_batch`, with samples of its own for each modality, of any number; one request to each file.
+        """Reads as `read_batch`, with samples of its own for each modality, of any number; one request to each file.
 
         Args:
             indices: by modality, the samples.
@@ -762,7 +773,7 @@ class Dataset:
     def batch_layout(
         self, n: int, modalities: Sequence[str] | None = None
     ) -> dict[str, ArraySpec | dict[str, ArraySpec]]:
-        """Shape (n, …) and dtype of the arrays of a batch, by modality; without those whose values come as a list.
+        """Returns shape (n, …) and dtype of the arrays of a batch, by modality; none for values that come as a list.
 
         Args:
             n: rows.
@@ -776,7 +787,7 @@ class Dataset:
         return self._samples.batch_layout(n, modalities)
 
     def empty_batch(self, n: int, modalities: Sequence[str] | None = None) -> dict[str, Arrays]:
-        """Zeroed arrays for the `out` of `read_batch`, to be used again and again; else as `batch_layout`."""
+        """Returns zeroed arrays for the `out` of `read_batch`, to be used again and again; else as `batch_layout`."""
         return arrays_of(self.batch_layout(n, modalities), np.zeros)
 
     def to_arrow(
@@ -787,7 +798,7 @@ class Dataset:
         raw: Sequence[str] = (),
         threads: int | None = 0,
     ) -> pa.Table:
-        """Samples as an Arrow table, a column for each modality, null where absent.
+        """Reads samples as an Arrow table, a column for each modality, null if absent.
 
         A column's type follows from the field: a text or JSON is `string`, a number its type, token ids a list, an
         array of fixed shape nested lists of fixed sizes; ``docs/reading.md`` lists all. What has no columnar form is
@@ -810,54 +821,69 @@ class Dataset:
         chosen = range(len(self)) if indices is None else self._chosen(indices)
         return self._samples.to_arrow(chosen, modalities, raw=raw, threads=threads)
 
-    def read_raw(self, indices: Indices, modalities: Sequence[str] | None = None) -> RawBatch:
-        """The stored data bytes of samples, not decoded, in the order of `indices`; one request to each file.
+    # --- stored bytes -------------------------------------------------------------------------------------------------
+
+    @overload
+    def read_raw(
+        self,
+        indices: Indices,
+        modalities: Sequence[str] | None = None,
+        *,
+        records: Literal[False] = False,
+        verify: bool = False,
+    ) -> RawBatch: ...
+
+    @overload
+    def read_raw(
+        self,
+        indices: Indices,
+        modalities: Sequence[str] | None = None,
+        *,
+        records: Literal[True],
+        verify: bool = False,
+    ) -> dict[str, list[Payload | None]]: ...
+
+    def read_raw(
+        self,
+        indices: Indices,
+        modalities: Sequence[str] | None = None,
+        *,
+        records: bool = False,
+        verify: bool = False,
+    ) -> RawBatch | dict[str, list[Payload | None]]:
+        """Reads the stored bytes of samples, which are not decoded; one request to each file.
 
         Args:
             indices: repeats are fine, negative ones count from the end.
-            modalities: names to read, also of types that are not known here; all by default. Nothing else is touched.
+            modalities: names, also of types that are not known here; all by default. Nothing else is touched.
+            records: whether to return metadata records too.
+            verify: check the payloads' checksums, where the files have them, and that an absent one was not lost. This
+                is always done if the dataset was opened with ``verify=True``.
 
         Returns:
-            Modality name to n views, None where absent. Views of mapped files stay valid after `close`.
+            Modality name to n views of data, in the order of `indices`, None if absent; with `records`, n
+            `Payload` of metadata record and data. Views of mapped files stay valid after `close`.
 
         Raises:
             IndexError: no such sample.
             KeyError: no such modality.
-            FormatError: the file is damaged there.
+            FormatError: the file is damaged there or, if checksums are checked, a payload does not have its own.
         """
+        if records or verify:
+            return self._raw.read_payloads(indices, modalities, records=records, verify=verify)
         return self._raw.read(indices, modalities)
-
-    def read_payloads(
-        self, indices: Indices, modalities: Sequence[str] | None = None, *, verify: bool | None = None
-    ) -> dict[str, list[Payload | None]]:
-        """Returns the metadata records and data of samples, not decoded; one request to each file.
-
-        Args:
-            indices: repeats are fine, negative ones count from the end.
-            modalities: names, including modalities of unknown types; all by default.
-            verify: check the payloads' checksums, if the files have them; by default as the dataset was opened.
-
-        Returns:
-            Modality name to n payloads in the order of `indices`, None if absent.
-
-        Raises:
-            IndexError: no such sample.
-            KeyError: no such modality.
-            FormatError: the file is damaged there, or a payload does not match its checksum.
-        """
-        return self._samples.read_payloads(indices, modalities, verify=verify)
 
     def stored(
         self, indices: Indices, modalities: Sequence[str] | None = None
     ) -> dict[str, list[StoredPayload | None]]:
-        """Where the payloads of samples are, to be read in parts: a film by what is played of it.
+        """Returns where the payloads of samples are, to be read in parts: a film by what is played of it.
 
         Args:
             indices: repeats are fine, negative ones count from the end.
             modalities: names, also of types that are not known here; all by default.
 
         Returns:
-            Modality name to n payloads, None where absent. Nothing of their data has been read. They are valid after
+            Modality name to n payloads, None if absent. Nothing of their data has been read. They are valid after
             `close`. Their checksums are not verified.
 
         Raises:
@@ -867,8 +893,10 @@ class Dataset:
         """
         return self._raw.stored(indices, modalities)
 
-    def stream_raw(self, batches: Iterable[Indices], modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:
-        """The stored data bytes of one batch after the other, each as `read_raw`, the next one being read ahead.
+    def stream_raw(
+        self, batches: Iterable[Indices] | None = None, modalities: Sequence[str] | None = None
+    ) -> Iterator[RawBatch]:
+        """Reads the stored data bytes of one batch after the other, each as `read_raw`, and the next one ahead.
 
         Before a batch is yielded, the one after it is read: of local files this requests the pages that are not in
         memory, and waits for none of the data; of remote ones a thread makes the requests meanwhile. So the storage has
@@ -876,7 +904,8 @@ class Dataset:
         one too; its arrays may be used again as soon as it is asked for the next.
 
         Args:
-            batches: indices of the samples of each batch, as for `read_raw`; may have no end.
+            batches: indices of the samples of each batch, as for `read_raw`; may have no end. None for all samples in
+                order, in blocks of up to some hundred samples.
             modalities: names to read, also of types that are not known here; all by default. Nothing else is touched.
 
         Raises:
@@ -886,20 +915,8 @@ class Dataset:
         """
         return self._raw.stream(batches, modalities)
 
-    def scan_raw(self, modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:
-        """The stored data bytes of all samples in order, some hundred samples at a time, each block as `read_raw`.
-
-        Args:
-            modalities: names to read, also of types that are not known here; all by default. Nothing else is touched.
-
-        Raises:
-            KeyError: no such modality.
-            FormatError: a file is damaged.
-        """
-        return self._raw.scan(modalities)
-
     def verify(self) -> VerifyReport:
-        """Read everything and report what is damaged, by sample and modality; also files against their manifest.
+        """Reads everything and reports what is damaged, by sample and modality; also files against their manifest.
 
         Of a view the whole files, whose samples have other numbers there. Damage never raises, nor does a file of
         several that cannot be opened.
@@ -909,7 +926,7 @@ class Dataset:
     # --- life time ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the files, unless a view, or what this is a view of, still reads them, and join the decoding threads.
+        """Closes the files, unless a view, or what this is a view of, still reads them, and joins the decoding threads.
 
         Fine twice. Arrays and views that were returned stay valid.
         """

@@ -18,6 +18,7 @@ from mm_assets.dataset.files import Reader
 from mm_assets.dataset.open_files import DatasetIds, OpenFiles
 from mm_assets.errors import ConfigError, FormatError, LimitError
 from mm_assets.fields import Field
+from mm_assets.fields.records import record_entries, take_entry
 from mm_assets.formats.batch import spans
 from mm_assets.summaries import describe
 
@@ -203,15 +204,17 @@ class _Columns:
         if field.CONTENT_KIND in ("text", "json"):
             return _Path(name, entry) if bool(entry) == field.HOLDS_JSON else None
         entry = entry or "value"  # of a number
-        if entry not in _entries(field):
+        entries = _entries(field)
+        if entry not in entries:
             return None
-        found = np.zeros(self._files.num_samples, field.metadata_type[entry])
+        keys, kind = entries[entry]
+        found = np.zeros(self._files.num_samples, kind)
         for reader, rows, local in self._files.pieces():
             present = reader.presence(name)[local]
             if not present.all():
                 raise _absent(key, name, int(rows[~present][0]))
             records = np.ascontiguousarray(reader.records(name)[local])
-            found[rows] = records.view(field.metadata_type).reshape(-1)[entry]
+            found[rows] = take_entry(records.view(field.metadata_type).reshape(-1), keys)
         return (
             [text.decode("ascii", "backslashreplace") for text in found.tolist()] if found.dtype.kind == "S" else found
         )
@@ -262,7 +265,7 @@ class _Columns:
                 found += [f"{name}.{key}" for key in self._first_keys(name)] or [f"{name}.KEY"]
             else:
                 entries = _entries(field)
-                found += [name] if entries == ["value"] else [f"{name}.{entry}" for entry in entries]
+                found += [name] if list(entries) == ["value"] else [f"{name}.{entry}" for entry in entries]
         more = ["..."] if len(found) > MAX_COLUMNS_IN_MESSAGE else []
         return f"{', '.join([*found[:MAX_COLUMNS_IN_MESSAGE], *more])}, or a value of each sample"
 
@@ -300,11 +303,10 @@ class _Path:
         return part
 
 
-def _entries(field: Field) -> list[str]:
+def _entries(field: Field) -> dict[str, tuple[tuple[str, ...], np.dtype[Any]]]:
     """The entries of a field's metadata record that are single numbers or names."""
-    record = field.metadata_type
-    names = [name for name in record.names or () if not name.startswith("_pad")]
-    return [name for name in names if not record[name].shape and record[name].kind in "iufbS"]
+    entries = record_entries(field.metadata_type)
+    return {".".join(keys): (keys, kind) for keys, kind in entries if not kind.shape and kind.kind in "iufbS"}
 
 
 def _absent(key: str, name: str, row: int) -> ConfigError:

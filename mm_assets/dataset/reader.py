@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["RawBatch", "RawReader", "SampleReader"]
 
 _SCAN_ROWS = 256  # samples of a view that are scanned together
+
+T = TypeVar("T")
 
 
 class SampleReader:
@@ -292,13 +294,6 @@ class SampleReader:
                     column.datas[row] = memoryview(payload.data)
         return column
 
-    def read_payloads(
-        self, indices: Indices, modalities: Sequence[str] | None = None, *, verify: bool | None = None
-    ) -> dict[str, list[Payload | None]]:
-        """As `Dataset.read_payloads`."""
-        rows = self._read_rows(self._files.positions(indices), self._fields.choose(modalities), verify)
-        return {name: column.payloads() for name, column in rows.items()}
-
     def batch_layout(
         self, n: int, modalities: Sequence[str] | None = None
     ) -> dict[str, ArraySpec | dict[str, ArraySpec]]:
@@ -471,7 +466,7 @@ class RawReader:
         self._fields = fields
 
     def read(self, indices: Indices, modalities: Sequence[str] | None = None) -> RawBatch:
-        """As `Dataset.read_raw`."""
+        """As `Dataset.read_raw`, data alone."""
         names = self._fields.choose(modalities)
         sole = self._files.sole()
         if len(indices) == 1:  # a batch's calls into NumPy would take several times as long
@@ -486,35 +481,51 @@ class RawReader:
         multi_file = self._files.multi_file or self._files.make_multi_file(MultiFile.of)
         if multi_file is not None and (batch := multi_file.read(positions, names)) is not None:
             return batch
-        return self._read_each(positions, names)
+        return self._read_each(positions, names, partial(_read_file, names=names))
 
-    def _read_each(self, positions: npt.NDArray[np.int64], names: tuple[str, ...]) -> RawBatch:
-        """The same file by file, of positions."""
-        found: RawBatch = {name: [None] * len(positions) for name in names}
-        for where, columns in self._files.read_each(positions, partial(_read_file, names=names)):
-            rows = where.tolist()
-            for name, views in columns.items():
-                column = found[name]
-                for row, view in zip(rows, views, strict=True):
-                    column[row] = view
-        return found
+    def read_payloads(
+        self, indices: Indices, modalities: Sequence[str] | None, *, records: bool, verify: bool
+    ) -> dict[str, list[Any]]:
+        """As `Dataset.read_raw`, with records or checksums."""
+        names = self._fields.choose(modalities)
+        read = partial(_read_payloads, names=names, records=records, verify=verify)
+        sole = self._files.sole()
+        if sole is not None:
+            return read(sole, indices)  # the same indices, checked there
+        return self._read_each(self._files.positions(indices), names, read)
 
     def stored(
         self, indices: Indices, modalities: Sequence[str] | None = None
     ) -> dict[str, list[StoredPayload | None]]:
         """As `Dataset.stored`."""
         names = self._fields.choose(modalities)
-        positions = self._files.positions(indices)
-        found: dict[str, list[StoredPayload | None]] = {name: [None] * len(positions) for name in names}
-        for where, places in self._files.read_each(positions, partial(_locate_in_file, names=names)):
-            for name, payloads in places.items():
-                for row, payload in zip(where.tolist(), payloads, strict=True):
-                    found[name][row] = payload
+        return self._read_each(self._files.positions(indices), names, partial(_locate_in_file, names=names))
+
+    def _read_each(
+        self,
+        positions: npt.NDArray[np.int64],
+        names: Sequence[str],
+        read: Callable[[Reader, npt.NDArray[np.int64]], Mapping[str, list[T | None]]],
+    ) -> dict[str, list[T | None]]:
+        """What a function reads, by modality, file by file; in the order of the positions."""
+        found: dict[str, list[T | None]] = {name: [None] * len(positions) for name in names}
+        for where, columns in self._files.read_each(positions, read):
+            rows = where.tolist()
+            for name, values in columns.items():
+                column = found[name]
+                for row, value in zip(rows, values, strict=True):
+                    column[row] = value
         return found
 
-    def stream(self, batches: Iterable[Indices], modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:
+    def stream(
+        self, batches: Iterable[Indices] | None = None, modalities: Sequence[str] | None = None
+    ) -> Iterator[RawBatch]:
         """As `Dataset.stream_raw`."""
         names = self._fields.choose(modalities)
+        if batches is None and self._files.selection is None:
+            return (block for reader in self._files for block in scan_raw(reader, names))
+        if batches is None:
+            batches = (np.arange(start, stop) for start, stop in spans(self._files.num_samples, _SCAN_ROWS))
         if self._files.files.any_remote:
             return Prefetch(self._tasks(batches, names), threads=1, depth=2, on_end=lambda: None)
         return self._stream_local(batches, names)
@@ -547,24 +558,15 @@ class RawReader:
 
     def _tasks(self, batches: Iterable[Indices], names: tuple[str, ...]) -> Iterator[Callable[[], RawBatch]]:
         """The reading of each batch; an error of `batches` is raised in its turn."""
+        read = partial(_read_file, names=names)
         try:
             for indices in batches:
                 # A copy: the reading happens later.
-                yield partial(self._read_each, self._files.positions(indices), names)
+                yield partial(self._read_each, self._files.positions(indices), names, read)
         # Any error of the caller's iterator becomes a task that raises it. Tasks are begun ahead: raised here, it would
         # overtake the batches that are still being read.
         except Exception as error:  # noqa: BLE001  # raised again by its task, unchanged
             yield partial(_raise, error)
-
-    def scan(self, modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:
-        """As `Dataset.scan_raw`."""
-        names = self._fields.choose(modalities)
-        if self._files.selection is None:
-            for reader in self._files:
-                yield from scan_raw(reader, names)
-            return
-        for start, stop in spans(self._files.num_samples, _SCAN_ROWS):
-            yield self.read(np.arange(start, stop), names)
 
 
 def _values_of(batch: Batch) -> list[Any]:
@@ -618,6 +620,13 @@ def _read_records(
 
 def _read_file(reader: Reader, indices: npt.NDArray[np.int64], *, names: tuple[str, ...]) -> RawBatch:
     return read_raw(reader, indices, names)
+
+
+def _read_payloads(
+    reader: Reader, indices: Indices, *, names: tuple[str, ...], records: bool, verify: bool
+) -> dict[str, list[Any]]:
+    columns = reader.read_columns(indices, names, verify=verify or None)  # None: as the file was opened
+    return {name: column.payloads() if records else column.datas for name, column in columns.items()}
 
 
 def _locate_in_file(

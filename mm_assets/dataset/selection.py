@@ -22,6 +22,7 @@ from mm_assets.dataset.id_index import hash_texts, mix_bits
 from mm_assets.dataset.open_files import OpenFiles
 from mm_assets.errors import ConfigError, optional_import
 from mm_assets.fields import Field
+from mm_assets.fields.records import record_entries, take_entry
 
 if TYPE_CHECKING:
     import duckdb
@@ -111,35 +112,36 @@ def matching_rows(files: OpenFiles, names: Sequence[str], fields: Mapping[str, F
     return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
 
 
-def plain_columns(names: Sequence[str], fields: Mapping[str, Field]) -> dict[str, tuple[str, str]]:
+def plain_columns(names: Sequence[str], fields: Mapping[str, Field]) -> dict[str, tuple[tuple[str, ...], str]]:
     """What the table `samples` has of plain values, an entry of a metadata record as ``image.width``.
 
     Returns:
-        by that name the column that it is in, and its type: bool, string or NumPy's name of a number's.
+        by that name the column that it is in with the keys that lead to it there, and its type: bool, string or
+        NumPy's name of a number's.
     """
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, tuple[tuple[str, ...], str]] = {}
     types = {"index": "int64", "sample_id": "string", "present": "bool", "size": "int64"}
     for column in _columns(names, fields):
         if column.record is None:
-            found[column.name] = column.name, types[column.kind]
+            found[column.name] = (column.name,), types[column.kind]
             continue
-        for name in _record_names(column.record):
-            entry = column.record[name]
-            if not entry.shape:
-                found[f"{column.name}.{name}"] = column.name, "string" if entry.kind == "S" else entry.name
+        for keys, entry in record_entries(column.record):
+            if not entry.shape and entry.kind != "V":
+                path = (column.name, *keys)
+                found[".".join(path)] = path, "string" if entry.kind == "S" else entry.name
     return found
 
 
 def number_column(files: OpenFiles, names: Sequence[str], fields: Mapping[str, Field], chosen: str) -> npt.NDArray[Any]:
     """One number of every sample; see `Dataset.column`."""
     known = {
-        name: (column, np.dtype(kind))
-        for name, (column, kind) in plain_columns(names, fields).items()
+        name: (path, np.dtype(kind))
+        for name, (path, kind) in plain_columns(names, fields).items()
         if kind != "string" and name != _INDEX
     }
     if chosen not in known:
         raise KeyError(f"no column of numbers {chosen!r}, there are {', '.join(known)}")
-    column_name, dtype = known[chosen]
+    (column_name, *keys), dtype = known[chosen]
     column = next(column for column in _columns(names, fields) if column.name == column_name)
     found = np.zeros(files.num_samples, dtype)
     for reader, rows, local in files.pieces():
@@ -147,7 +149,7 @@ def number_column(files: OpenFiles, names: Sequence[str], fields: Mapping[str, F
             found[rows] = reader.presence(column.modality)[local]
         elif column.record is not None:
             records = np.ascontiguousarray(reader.records(column.modality)[local]).view(column.record).reshape(-1)
-            found[rows] = records[chosen[len(column_name) + 1 :]]
+            found[rows] = take_entry(records, keys)
         else:
             sizes = reader.sizes(column.modality)[local].astype(np.int64)
             # An absent sample has no record either.
@@ -320,19 +322,23 @@ def _record_size(reader: Reader, modality: str) -> int:
 
 
 def _record_names(record: np.dtype[np.void]) -> list[str]:
-    """The entries of a metadata record that are numbers or names, not padding and not records of another field."""
+    """The entries of a metadata record that are numbers, names or records, but not padding or opaque bytes."""
     names = record.names or ()
-    return [name for name in names if not name.startswith("_pad") and record[name].base.kind != "V"]
+    return [
+        name for name in names if not name.startswith("_pad") and (record[name].names or record[name].base.kind != "V")
+    ]
 
 
 def _records_column(records: npt.NDArray[np.void], present: npt.NDArray[np.bool_]) -> pa.Array:
-    """Metadata records as a struct, null where absent."""
+    """Metadata records as a struct, null where absent; records within them are structs too."""
     import pyarrow as pa
 
     parts: dict[str, pa.Array] = {}
     for name in _record_names(records.dtype):
         values = np.ascontiguousarray(records[name])
-        if values.dtype.kind == "S":
+        if values.dtype.names:
+            parts[name] = _records_column(values, present)
+        elif values.dtype.kind == "S":
             parts[name] = pa.array([text.decode("ascii", "backslashreplace") for text in values.tolist()], pa.string())
         elif values.ndim > 1:
             parts[name] = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])

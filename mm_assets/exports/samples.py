@@ -149,7 +149,7 @@ class SampleFiles:
         names += [name for name in (self._metadata, self._listing) if name is not None]
         for first in range(start, stop, BATCH_SAMPLES):
             batch = range(first, min(first + BATCH_SAMPLES, stop))
-            payloads = self._dataset.read_payloads(batch, names, verify=True)
+            payloads = self._dataset.read_raw(batch, names, records=True, verify=True)
             for row, index in enumerate(batch):
                 present = {name: payload for name in names if (payload := payloads[name][row]) is not None}
                 yield self._sample(index, ids[index], present)

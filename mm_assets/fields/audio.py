@@ -9,6 +9,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -402,7 +403,8 @@ class AudioField(Field):
         if raw.kind == "f" and self.decoded == "int16" and not np.isfinite(samples).all():
             return None
         samples = _to_float(samples) if self.decoded == "float32" else _to_int16(samples)
-        return [Audio(one, rate) for one in split_rows(samples.reshape(-1, num_channels), counts)]
+        rows = split_rows(samples.reshape(-1, num_channels), counts)
+        return Audio.of_checked(samples=rows, sample_rate=repeat(rate))
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
         """Decode a file block by block; of samples, and of a WAV with PCM, only the sizes are compared."""

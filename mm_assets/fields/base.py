@@ -20,14 +20,23 @@ import json
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, LimitError, MediaError, TruncatedError
+from mm_assets.errors import (
+    ConfigError,
+    CorruptError,
+    EncodeError,
+    FormatError,
+    LimitError,
+    MediaError,
+    TruncatedError,
+    meant,
+)
 from mm_assets.fields.array_spec import ArraySpec, as_bytes_view
 from mm_assets.fields.arrow import list_column, list_type
 from mm_assets.fields.facts import Fact
@@ -187,6 +196,32 @@ def truncated(detail: str, *, found: object = None, expected: object = None) -> 
 def config_error(key: str, found: object, expected: str) -> ConfigError:
     """A `ConfigError` of a field's argument."""
     return ConfigError("arguments", key, f"found {found!r}, expected {expected}")
+
+
+def _advise(key: object, value: object, known: Collection[str], inner: Mapping[str, Field]) -> str:
+    """The end of a message about an unknown setting: where it, or those below it, belong; empty if that is unknown.
+
+    `inner` are the settings that are fields.
+    """
+    for name in value if isinstance(value, Mapping) else [key]:
+        if name in known:
+            return f"; give {name} beside these, not below {key}"
+        if (place := _find_setting(name, inner)) is not None:
+            return f"; give {name} below {place}"
+    ends = [name for name in known if name.endswith(f"_{key}")]
+    return f"; did you mean {' or '.join(ends)}?" if ends else meant(key, known)
+
+
+def _find_setting(name: object, fields: Mapping[str, Field]) -> str | None:
+    """The first of some fields, or of those within them, that has a setting: its name, such as ``inner.image``."""
+    for key, field in fields.items():
+        settings = {one.name: getattr(field, one.name) for one in dataclasses.fields(field)}
+        if name in settings:
+            return key
+        within = {one: value for one, value in settings.items() if isinstance(value, Field)}
+        if (place := _find_setting(name, within)) is not None:
+            return f"{key}.{place}"
+    return None
 
 
 def is_int(value: object, low: int, high: int) -> bool:
@@ -818,10 +853,13 @@ class Field(ABC):
             ConfigError: an unknown key, a missing one, or a wrong value.
         """
         known = {field.name: field for field in dataclasses.fields(cls)}
-        for key in config:
+        defaults = {name: field.default for name, field in known.items()}
+        inner = {name: value for name, value in {**defaults, **config}.items() if isinstance(value, Field)}
+        for key, value in config.items():
             if key not in known:
                 allowed = ", ".join(known) or "none, it has no settings"
-                raise config_error(str(key), key, f"a setting of {cls.__name__}: {allowed}")
+                advice = _advise(key, value, known, inner)
+                raise config_error(str(key), key, f"a setting of {cls.__name__}: {allowed}{advice}")
         for name, field in known.items():
             if field.default is dataclasses.MISSING and name not in config:
                 raise ConfigError("arguments", name, f"is missing, and {cls.__name__} needs it")

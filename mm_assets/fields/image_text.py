@@ -141,8 +141,8 @@ class ImageTextPairField(Field):
     VALUE_TYPE: ClassVar[type] = ImageTextPair
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
         [
-            ("image", "V16"),  # the record of `ImageField`
-            ("tokens", "V16"),  # the record of `TokensField`
+            ("image", ImageField.metadata_type),
+            ("tokens", TokensField.metadata_type),
             ("text_offset", "<u4"),
             ("image_offset", "<u4"),
             ("clip_score", "<f4"),

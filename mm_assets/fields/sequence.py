@@ -92,12 +92,14 @@ class SequenceField(Field):
     @classmethod
     def from_config(cls, config: Mapping[str, JSON]) -> Self:
         """Restore a field from its configuration."""
-        inner = config.get("inner")
-        if set(config) != {"inner"} or not isinstance(inner, Mapping) or not set(inner) <= {"type", "config"}:
-            raise config_error("inner", config, '{"inner": {"type": …, "config": …}}')
+        if "inner" not in config:
+            return super().from_config(config)  # which refuses it
+        inner = config["inner"]
+        if not isinstance(inner, Mapping) or not set(inner) <= {"type", "config"}:
+            raise config_error("inner", inner, '{"type": …, "config": …}')
         if inner.get("type") == cls.__name__:  # refused before it is built: a hostile schema must not recurse
             raise config_error("inner", cls.__name__, "a field other than SequenceField")
-        return cls(field_from_config(inner.get("type"), inner.get("config")))
+        return super().from_config({**config, "inner": field_from_config(inner.get("type"), inner.get("config"))})
 
     def encode(self, value: Iterable[tuple[int, Any]]) -> Encoded:
         """Encode (position, value) pairs in order of position."""

@@ -6,7 +6,7 @@ All look-ups take one time or many, and search by bisection. Times are float64 s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -58,16 +58,6 @@ class TimeSeries(ArrayValue):
                 raise ValueError(
                     f"found columns {start} to {end} ({name!r}) of {values.shape[1]}, expected columns of it"
                 )
-
-    @classmethod
-    def of_checked(cls, timestamps: npt.NDArray[np.float64], values: npt.NDArray[Any], columns: Columns) -> Self:
-        """A series of arrays that the caller has checked as the class would; for a batch, where checking costs most."""
-        series = object.__new__(cls)
-        assign = object.__setattr__
-        assign(series, "timestamps", timestamps)
-        assign(series, "values", values)
-        assign(series, "columns", columns)
-        return series
 
     def __len__(self) -> int:
         return len(self.timestamps)

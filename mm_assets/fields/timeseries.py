@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -253,8 +254,8 @@ class TimeSeriesField(Field):
         if times is None or table is None or not self._are_ordered(times, counts, heads):
             return None
         steps = counts.tolist()
-        rows = zip(split_rows(times, steps), split_rows(table.reshape(len(times), num_columns), steps), strict=True)
-        return [TimeSeries.of_checked(one, two, self.columns) for one, two in rows]
+        rows = split_rows(table.reshape(len(times), num_columns), steps)
+        return TimeSeries.of_checked(timestamps=split_rows(times, steps), values=rows, columns=repeat(self.columns))
 
     def _are_ordered(
         self, times: npt.NDArray[np.float64], counts: npt.NDArray[np.int64], heads: npt.NDArray[np.void]

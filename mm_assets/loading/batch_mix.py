@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 import weakref
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, islice
 from math import ceil, floor, nextafter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from mm_assets.dataset.prefetch import Prefetch
 from mm_assets.errors import ConfigError, LoaderError
-from mm_assets.loading.batches import BatchSource, DamagedSample
-from mm_assets.loading.loader import BatchIterator, Iteration, MultimodalLoader
+from mm_assets.loading.batches import BatchMaker, BatchSource, DamagedSample, Made
+from mm_assets.loading.loader import Iteration, LoaderStats, MultimodalLoader, share_of_worker
 from mm_assets.loading.mixed_loader import (
     POSITION,
     MixedLoader,
+    check_epoch,
     check_outputs,
     count_of,
     is_loader,
@@ -32,7 +36,7 @@ from mm_assets.loading.mixed_loader import (
 )
 from mm_assets.loading.mixture import Mixture, share_segments
 from mm_assets.loading.order import hash_float
-from mm_assets.loading.plan import torch_worker
+from mm_assets.loading.plan import EpochPlan, Plan, Step
 from mm_assets.loading.recipe import LOADER_KEYS, Recipe, Source
 from mm_assets.summaries import describe
 
@@ -72,18 +76,29 @@ class BatchMix(MixedLoader):
             self._mixture = Mixture(segments, seed=recipe.seed, window=WINDOW)
         self._epochs = dict(leaf_epochs(recipe.root)) if recipe.counts_epochs else {}
         self._length = recipe.length or sum(self._sizes.values())
-        self._progress = {name: _progress(state) for name, state in states.items()}
         self._epoch = 0
         self._start = 0  # the first batch of the iteration, of all that were ever to come
         self._step = 0
-        self._is_used = False  # whether the next iteration begins another pass
+        self._is_used = False
         self._current: weakref.ref[MixedIterator] | None = None
 
     def __len__(self) -> int:
         if self._mixture is not None:
             return self._length
         return self._step + sum(
-            _count_batches(loader, self._progress[name], self._target(name)) for name, loader in self.loaders.items()
+            _count_batches(loader.plan, _progress(loader.plan, loader._delivered), self._target(name, self._epoch))
+            for name, loader in self.loaders.items()
+        )
+
+    def count_batches(self, epoch: int) -> int:
+        """As `BatchLoader.count_batches`."""
+        if self._mixture is not None:
+            return self._length
+        if epoch == self._epoch:
+            return len(self)
+        return sum(
+            _count_batches(self.loaders[name].plan, _progress(plan, delivered), self._target(name, epoch))
+            for name, (plan, delivered) in self._places(epoch).items()
         )
 
     @property
@@ -101,60 +116,55 @@ class BatchMix(MixedLoader):
         """As `MixedLoader.damaged`."""
         return {name: loader.damaged for name, loader in self.loaders.items()}
 
-    def _target(self, name: str, epoch: int | None = None) -> Fraction:
-        """Returns how many epochs of a source come before the end of an iteration, by default of this one."""
-        return (self._epoch + 1 if epoch is None else epoch + 1) * self._epochs[name]
+    def stats(self) -> LoaderStats:
+        """As `BatchLoader.stats`, of all sources together."""
+        parts = [asdict(loader.stats()) for loader in self.loaders.values()]
+        return LoaderStats(**{name: sum(part[name] for part in parts) for name in parts[0]})
+
+    # --- positions ----------------------------------------------------------------------------------------------------
+
+    def _target(self, name: str, epoch: int) -> Fraction:
+        """Returns how many epochs of a source come before the end of an iteration."""
+        return (epoch + 1) * self._epochs[name]
+
+    def _places(self, epoch: int) -> dict[str, tuple[Plan, int]]:
+        """Returns where each source is at the start of an iteration, if all iterations before it are whole."""
+        plans = {name: loader.plan for name, loader in self.loaders.items()}
+        if self._mixture is None:
+            return {name: _place_at(plan, self._target(name, epoch - 1)) for name, plan in plans.items()}
+        check_epoch(epoch, self._length)
+        counts = self._mixture.counts_before(epoch * self._length)
+        return {name: _place_after(plan, count) for (name, plan), count in zip(plans.items(), counts, strict=True)}
+
+    def _go_to(self, epoch: int) -> None:
+        places = self._places(epoch)
+        self._end()
+        for name, place in places.items():
+            self._move(name, *place)
+        self._epoch, self._start, self._step, self._is_used = epoch, epoch * self._length, 0, False
+
+    def _move(self, name: str, plan: Plan, delivered: int) -> None:
+        self.loaders[name]._move(plan.order, delivered)
+
+    def _begin_next(self) -> None:
+        """Goes to the start of the next iteration; epochs of this one that a ``break`` left are skipped."""
+        for name, loader in self.loaders.items() if self._mixture is None else ():
+            start = self._target(name, self._epoch)
+            if _progress(loader.plan, loader._delivered) < start:
+                self._move(name, *_place_at(loader.plan, start))
+        self._epoch, self._step, self._is_used = self._epoch + 1, 0, False
+        self._start += self._length
 
     # --- what the iteration uses --------------------------------------------------------------------------------------
 
-    def _draw(self) -> str | None:
-        """Returns the source of the next batch; None at the end, which is where the next iteration begins."""
-        if self._mixture is not None:
-            if self._step < self._length:
-                sources, _ = self._mixture.locate(np.array([self._start + self._step]))
-                return self.names[int(sources[0])]
-        else:
-            # Batches, but for the rounding of the last one.
-            left = [
-                max(0.0, float(self._target(name) - self._progress[name])) * size for name, size in self._sizes.items()
-            ]
-            bounds = list(accumulate(left))
-            if bounds[-1]:
-                place = hash_float(self._recipe.seed, _DRAW, self._epoch, self._step) * bounds[-1]
-                return self.names[bisect_right(bounds, min(place, nextafter(bounds[-1], 0)))]
-        self._begin(self._epoch + 1)
-        return None
-
-    def _note_move(self, name: str) -> None:
-        """Notes the position of a source, which has moved."""
-        self._progress[name] = _progress(self.loaders[name].state_dict())
-
-    def _deliver(self, name: str) -> None:
-        self._step += 1
-        self._is_used = True
-        self._note_move(name)
-
-    def _begin(self, epoch: int) -> None:
-        """Goes to the start of the next iteration; epochs of the last one that a ``break`` left are skipped."""
-        self._epoch, self._step, self._is_used = epoch, 0, False
-        self._start += self._length
-        for name, loader in self.loaders.items() if self._mixture is None else ():
-            start = self._target(name, epoch - 1)
-            if self._progress[name] < start:
-                state = loader.state_dict()
-                delivered = ceil((start - floor(start)) * state["num_samples"])
-                loader.load_state_dict({**state, "epoch": floor(start), "delivered": delivered})
-                self._note_move(name)
-
-    def __iter__(self) -> MixedIterator:
-        _, num_workers = torch_worker()
-        if num_workers > 1:
-            detail = f"found one of {num_workers} worker processes, expected at most one: each would yield all batches"
-            raise LoaderError(f"{detail}. Loaders read ahead in threads: iterate in the main process")
+    def iterate_from(self, num_batches: int) -> MixedIterator:
+        """As `BatchLoader.iterate_from`."""
         self._end()
-        if self._is_used:
-            self._begin(self._epoch + 1)
-        iterator = MixedIterator(self)
+        if self._is_used and not num_batches:
+            self._begin_next()
+        iterator = MixedIterator(self, num_batches)
+        for loader in self.loaders.values():
+            loader._begin(iterator)
         self._current = weakref.ref(iterator)
         return iterator
 
@@ -163,6 +173,72 @@ class BatchMix(MixedLoader):
         if current is not None:
             current.supersede()
         self._current = None
+
+    def _plan(self, walks: Mapping[str, _Walk]) -> Iterator[_PlannedBatch]:
+        """Yields the batches that are left of the iteration; nothing is read for them."""
+        step, ended = self._step, set[str]()
+        while (name := self._draw(step, walks)) is not None:
+            plan, found = walks[name].plan, walks[name].next_step()
+            if found is not None:
+                step += 1
+                ended.clear()
+                yield _PlannedBatch(name, plan, found, step)
+            elif name in ended:  # one empty epoch may be the rest of a state
+                raise LoaderError(f"source {name!r} has no batches")
+            else:
+                ended.add(name)
+
+    def _draw(self, step: int, walks: Mapping[str, _Walk]) -> str | None:
+        """Returns the source of the next batch; None at the end."""
+        if self._mixture is not None:
+            if step >= self._length:  # beyond it, if the state is of longer iterations
+                return None
+            sources, _ = self._mixture.locate(np.array([self._start + step]))
+            return self.names[int(sources[0])]
+        # Batches, but for the rounding of the last one.
+        left = [
+            max(0.0, float(self._target(name, self._epoch) - walks[name].progress)) * size
+            for name, size in self._sizes.items()
+        ]
+        bounds = list(accumulate(left))
+        if not bounds[-1]:
+            return None
+        place = hash_float(self._recipe.seed, _DRAW, self._epoch, step) * bounds[-1]
+        return self.names[bisect_right(bounds, min(place, nextafter(bounds[-1], 0)))]
+
+    def _read_ahead(self, walks: Mapping[str, _Walk], skip: int) -> Prefetch[tuple[_PlannedBatch, Made]]:
+        """Begins to read the batches of the iteration, of all sources in the order of the mix."""
+        makers: dict[str, tuple[BatchMaker, Callable[[], None]]] = {}
+
+        def tasks() -> Iterator[Callable[[], tuple[_PlannedBatch, Made]]]:
+            for number, batch in share_of_worker(self._plan(walks), skip):
+                if batch.source not in makers:
+                    makers[batch.source] = self.loaders[batch.source]._make_maker()
+                yield partial(_make, makers[batch.source][0], number, batch)
+
+        def end() -> None:
+            for _, close in list(makers.values()):
+                close()
+
+        threads = max(loader._num_readers for loader in self.loaders.values())
+        depth = threads + max(loader._prefetch for loader in self.loaders.values())
+        return Prefetch(tasks(), threads=threads, depth=depth, on_end=end)
+
+    def _deliver(self, batch: _PlannedBatch, made: Made, asked: float) -> None:
+        """Counts a batch that is yielded, as `MultimodalLoader._deliver`."""
+        loader = self.loaders[batch.source]
+        if batch.plan.order != loader.plan.order:
+            loader.plan = replace(loader.plan, order=batch.plan.order)
+        loader._deliver(made, asked)
+        self._step, self._is_used = batch.stop, True
+
+    def _finish(self, walks: Mapping[str, _Walk]) -> None:
+        """Continues with the next iteration."""
+        self._current = None
+        for name, walk in walks.items():
+            self.loaders[name]._current = None
+            self._move(name, walk.plan, walk.delivered)
+        self._begin_next()
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -191,50 +267,105 @@ class BatchMix(MixedLoader):
             for name, loader in self.loaders.items():
                 loader.load_state_dict(before[name])
             raise
-        finally:
-            for name in self.loaders:
-                self._note_move(name)
         self._epoch, self._start, self._step, self._is_used = epoch, start, step, False
 
 
 class MixedIterator(Iteration):
     """The batches of the rest of an iteration over a mix with ``unit: batch``; else as `BatchIterator`."""
 
-    def __init__(self, loader: BatchMix) -> None:
+    def __init__(self, mix: BatchMix, skip: int) -> None:
         super().__init__()
-        self._loader = loader
-        self._iterators: dict[str, BatchIterator] = {}
+        self._mix = mix
+        self._skip = skip
+        self._walks: dict[str, _Walk] = {}
+        self._ahead: Prefetch[tuple[_PlannedBatch, Made]] | None = None
 
     def _make(self) -> Any:
-        ended: set[str] = set()
-        while (name := self._loader._draw()) is not None:
-            if name not in self._iterators:
-                self._iterators[name] = self._loader.loaders[name].iterate_on()
-            try:
-                batch = next(self._iterators[name])
-            except StopIteration:
-                # One empty epoch may be the rest of a state; two mean that the source has no batches.
-                if name in ended:
-                    raise LoaderError(f"source {name!r} has no batches") from None
-                ended.add(name)
-                del self._iterators[name]
-                self._loader._note_move(name)
-                continue
-            self._loader._deliver(name)
-            if isinstance(batch, dict):
-                batch.setdefault("source", name)
-            return batch
-        raise StopIteration
+        asked = time.perf_counter()
+        if self._ahead is None:
+            self._walks = {name: _Walk(loader) for name, loader in self._mix.loaders.items()}
+            self._ahead = self._mix._read_ahead(self._walks, self._skip)
+        found = next(self._ahead, None)
+        if found is None:
+            self._mix._finish(self._walks)
+            raise StopIteration
+        planned, made = found
+        self._mix._deliver(planned, made, asked)
+        if isinstance(made.batch, dict):
+            made.batch.setdefault("source", planned.source)
+        return made.batch
 
     def _end(self) -> None:
-        for iterator in self._iterators.values():
-            iterator.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
 
-def _progress(state: Mapping[str, Any]) -> Fraction:
-    """Returns how many epochs a loader has delivered."""
-    epoch: int = state["epoch"]
-    return epoch + Fraction(state["delivered"], state["num_samples"] or 1)
+class _PlannedBatch(NamedTuple):
+    """A batch of a source, the plan of its epoch, and how many batches of the iteration come up to its end."""
+
+    source: str
+    plan: Plan
+    step: Step
+    stop: int
+
+
+def _make(maker: BatchMaker, number: int, batch: _PlannedBatch) -> tuple[_PlannedBatch, Made]:
+    return batch, maker.of(batch.plan).make(number, batch.step)
+
+
+class _Walk:
+    """The way through the epochs of a source, from its loader's position on."""
+
+    def __init__(self, loader: MultimodalLoader) -> None:
+        self.plan: Plan = loader.plan
+        self.delivered = loader._delivered
+        self._steps = self.plan.steps(self.delivered)
+
+    @property
+    def progress(self) -> Fraction:
+        """Epochs before the next batch."""
+        return _progress(self.plan, self.delivered)
+
+    def next_step(self) -> Step | None:
+        """Returns the next batch of the epoch; None at its end, after which the next epoch begins."""
+        step = next(self._steps, None)
+        if step is None:
+            self.plan, self.delivered = _of_epoch(self.plan, self.plan.order.epoch + 1), 0
+            self._steps = self.plan.steps()
+        else:
+            self.delivered = step.stop
+        return step
+
+
+def _of_epoch(plan: Any, epoch: int) -> Plan:
+    """Returns the plan of another epoch."""
+    result: Plan = replace(plan, order=replace(plan.order, epoch=epoch))
+    return result
+
+
+def _progress(plan: Plan, delivered: int) -> Fraction:
+    """Returns how many epochs come before a position."""
+    return plan.order.epoch + Fraction(delivered, plan.order.num_samples or 1)
+
+
+def _place_at(plan: Plan, progress: Fraction) -> tuple[Plan, int]:
+    """Returns the first position between two batches, of all epochs, that is not before some number of epochs."""
+    own = _of_epoch(plan, floor(progress))
+    first = ceil((progress - floor(progress)) * plan.order.num_samples)
+    stop = next((step.stop for step in own.steps() if step.stop >= first), None) if first else 0
+    return (_of_epoch(plan, own.order.epoch + 1), 0) if stop is None else (own, stop)
+
+
+def _place_after(plan: Plan, num_batches: int) -> tuple[Plan, int]:
+    """Returns the position after a number of batches since the start of epoch 0."""
+    epoch = 0
+    if isinstance(plan, EpochPlan):  # whose epochs are equally long; those of groups are planned one by one
+        epoch, num_batches = divmod(num_batches, plan.count() or 1)
+    own = _of_epoch(plan, epoch)
+    while num_batches and (count := own.count()) <= num_batches:
+        num_batches -= count
+        own = _of_epoch(plan, own.order.epoch + 1)
+    return own, next(islice(own.steps(), num_batches - 1, None)).stop if num_batches else 0
 
 
 def _num_batches(loader: MultimodalLoader) -> Fraction:
@@ -247,16 +378,16 @@ def _num_batches(loader: MultimodalLoader) -> Fraction:
     return Fraction(len(loader) * loader.plan.world_size)  # batches of different numbers of samples
 
 
-def _count_batches(loader: MultimodalLoader, start: Fraction, stop: Fraction) -> int:
+def _count_batches(plan: Plan, start: Fraction, stop: Fraction) -> int:
     """Counts the batches between two positions, in epochs; the last one may go beyond the second."""
-    num_samples, count = loader.plan.order.num_samples, 0
+    num_samples, count = plan.order.num_samples, 0
     while start < stop and num_samples:
         epoch = floor(start)
         end = min(stop, Fraction(epoch + 1))
         first, last = (ceil((position - epoch) * num_samples) for position in (start, end))
+        own = _of_epoch(plan, epoch)
         is_whole = first == 0 and last == num_samples
-        plan = replace(loader.plan, order=replace(loader.plan.order, epoch=epoch))
-        count += plan.count() if is_whole else sum(step.start < last for step in plan.steps(first))
+        count += own.count() if is_whole else sum(step.start < last for step in own.steps(first))
         start = Fraction(epoch + 1)
     return count
 

@@ -6,6 +6,7 @@ number. Every error says which batch it was.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,6 +165,12 @@ class BatchMaker:
             num_arrays = sum(1 if isinstance(one, ArraySpec) else len(one) for one in self._layout(1).values())
             outputs = collator.outputs if isinstance(collator, MultimodalCollator) else ()
             self._allocate = BufferPool(keep=keep * max(1, num_arrays, len(outputs))).take
+
+    def of(self, plan: Plan) -> BatchMaker:
+        """Returns what makes the batches of another epoch, with the same threads and memory."""
+        maker = copy.copy(self)
+        maker._plan, maker._order = plan, plan.order
+        return maker
 
     def make(self, number: int, step: Step) -> Made:
         """Make a batch; `number` is for messages.

@@ -36,14 +36,16 @@ class Budget:
 
     Attributes:
         column: of the samples' metadata: the name of a modality, a dot, and an entry of its metadata record that counts
-            something, see ``docs/spec/fields.md``; or ``size_`` and the name of a modality, the bytes of its data.
-            The length of a sample without the modality is 0.
-        total: the most that a batch may have of it, padding included.
-        bucket: samples that are sorted together, and the most in a batch. More of them make less padding, and batches
-            whose samples are more alike.
+            something, as listed in ``docs/spec/fields.md``, also one of a record within it, such as
+            ``pair.tokens.num_tokens``; or ``size_`` and the name of a modality, the bytes of its data. The length of a
+            sample without the modality is 0.
+        total: the most that a batch may have of it, padding included, in the column's unit; from 1.
+        bucket: samples that are sorted together, and the most in a batch; from 1. More of them make less padding, and
+            batches whose samples are more alike.
 
     Raises:
-        ConfigError: a value is of the wrong kind.
+        ConfigError: a value is of the wrong kind. A loader raises it too, if the dataset has no such column, or not one
+            of integers.
     """
 
     column: str

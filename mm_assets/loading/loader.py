@@ -11,12 +11,12 @@ import os
 import time
 import warnings
 import weakref
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import count, islice
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from mm_assets.dataset.prefetch import Prefetch
 from mm_assets.dataset.workers import count_threads
@@ -25,7 +25,7 @@ from mm_assets.fields.parts import split_name
 from mm_assets.loading.batches import BatchMaker, BatchSource, Collate, DamagedSample, Made, Transform
 from mm_assets.loading.budget import Budget, BudgetGrouping, read_column
 from mm_assets.loading.collate import MultimodalCollator
-from mm_assets.loading.order import Blocks, EpochOrder
+from mm_assets.loading.order import Blocks, EpochOrder, checked_number
 from mm_assets.loading.plan import LAST, EpochPlan, GroupPlan, find_rank, torch_worker
 from mm_assets.loading.rules import Rule, check_integer
 from mm_assets.loading.sequence_packer import PackedGrouping, SequencePacker
@@ -33,7 +33,9 @@ from mm_assets.loading.state import LoaderState, fingerprint
 from mm_assets.loading.windows import Window
 from mm_assets.summaries import describe
 
-__all__ = ["BatchIterator", "LoaderStats", "MultimodalLoader"]
+__all__ = ["BatchIterator", "BatchLoader", "Iteration", "LoaderStats", "MultimodalLoader", "share_of_worker"]
+
+T = TypeVar("T")
 
 _ENTRIES = ("valid", "index", "present", "lengths")  # of every batch, beside the collator's outputs
 MAX_REPORTED = 10_000  # damaged samples that are listed: a lost shard must not fill the memory
@@ -72,7 +74,86 @@ class LoaderStats:
         return self.storage + self.decode + self.transform + self.collate + self.wait
 
 
-class MultimodalLoader:
+class BatchLoader(ABC):
+    """What the loader of a dataset and a mix share: epochs of batches, and one position in them."""
+
+    _is_used: bool  # whether the next iteration is of the next epoch
+
+    @property
+    @abstractmethod
+    def epoch(self) -> int:
+        """The epoch that the next batch is of."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the start of an epoch; after `load_state_dict`, stays in the loaded epoch where that is the same.
+
+        So a training loop may call it before every epoch, and continues within one after `load_state_dict`.
+
+        Raises:
+            ConfigError: it is not an integer from 0, or too large.
+        """
+        epoch = checked_number("epoch", epoch, 0)
+        if epoch != self.epoch or self._is_used:
+            self._go_to(epoch)
+
+    def rewind(self) -> None:
+        """Goes back to the start of the epoch."""
+        self._go_to(self.epoch)
+
+    @abstractmethod
+    def _go_to(self, epoch: int) -> None:
+        """Goes to the start of an epoch; an iteration in progress ends."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches of this rank in the whole epoch."""
+
+    @abstractmethod
+    def count_batches(self, epoch: int) -> int:
+        """As `len`, of another epoch."""
+
+    def __iter__(self) -> Iteration:
+        """The batches of the next epoch, or those after a loaded state; an iteration in progress ends.
+
+        Raises:
+            ConfigError: the loader was made before this process had its rank.
+        """
+        return self.iterate_from(0)
+
+    @abstractmethod
+    def iterate_from(self, num_batches: int) -> Iteration:
+        """As `__iter__`, without the first batches; in a worker of torch, those of this worker."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batch that was yielded last, as plain values for a checkpoint."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to a position from `state_dict`; `LoaderError`, and nothing is changed, if it is of another loader."""
+
+    @abstractmethod
+    def stats(self) -> LoaderStats:
+        """Where the time of the batches went that were yielded so far."""
+
+    def torch(self) -> Any:
+        """The batches as a `torch.utils.data.IterableDataset`, for code that expects one.
+
+        It goes into ``DataLoader(loader.torch(), batch_size=None, num_workers=n)``: the workers share the batches of
+        this rank, each is yielded once and in order, and with `torchdata`'s ``StatefulDataLoader`` every worker resumes
+        at its own next batch. `set_epoch` works between epochs.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+        """
+        with optional_import("torch", f"{type(self).__name__}.torch"):
+            import torch  # noqa: F401  # imported here for its error alone
+        from mm_assets.loading.torch_dataset import TorchDataset
+
+        return TorchDataset(self)
+
+
+class MultimodalLoader(BatchLoader):
     """Batches of a dataset.
 
     Each iteration yields the batches of one epoch, each time another order of the same samples; after
@@ -218,7 +299,7 @@ class MultimodalLoader:
             step = f"batch_size {batch_size} on {found_world_size} ranks" if found_world_size > 1 else "batch_size"
             message = f'last="drop" leaves out all {len(reader):,} samples: they are fewer than {step} takes'
             warnings.warn(message, RuntimeWarning, stacklevel=2)
-        self._current: weakref.ref[BatchIterator] | None = None
+        self._current: weakref.ref[Iteration] | None = None  # or that of the mix that the loader is in
 
     # --- the epoch ----------------------------------------------------------------------------------------------------
 
@@ -227,17 +308,8 @@ class MultimodalLoader:
         """The epoch that the next batch is of."""
         return self.plan.order.epoch
 
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; after `load_state_dict`, stay in the loaded epoch where that is the same.
-
-        So a training loop may call it before every epoch, and continues within one after `load_state_dict`.
-        """
-        if epoch != self.epoch or self._is_used:
-            self._move(replace(self.plan.order, epoch=epoch), 0)
-
-    def rewind(self) -> None:
-        """Go back to the start of the epoch."""
-        self._move(self.plan.order, 0)
+    def _go_to(self, epoch: int) -> None:
+        self._move(replace(self.plan.order, epoch=epoch), 0)
 
     def _move(self, order: EpochOrder, delivered: int) -> None:
         """Go to a position; an iteration in progress ends."""
@@ -258,25 +330,16 @@ class MultimodalLoader:
         """As `len`, of another epoch."""
         return replace(self.plan, order=replace(self.plan.order, epoch=epoch)).count()
 
-    def __iter__(self) -> BatchIterator:
-        """The batches of the next epoch, or those after a loaded state; an iteration in progress ends.
-
-        Raises:
-            ConfigError: the loader was made before this process had its rank.
-        """
-        return self.iterate_from(0)
-
-    def iterate_on(self) -> BatchIterator:
-        """As `__iter__`, but from the loader's position on: an epoch that was left early is continued."""
-        return self._iterate(0)
-
     def iterate_from(self, num_batches: int) -> BatchIterator:
         """As `__iter__`, without the first batches; in a worker of torch, those of this worker."""
         if self._is_used and not num_batches:
-            self._move(replace(self.plan.order, epoch=self.epoch + 1), 0)
-        return self._iterate(num_batches)
+            self._go_to(self.epoch + 1)
+        iterator = BatchIterator(self, num_batches)
+        self._begin(iterator)
+        return iterator
 
-    def _iterate(self, skip: int) -> BatchIterator:
+    def _begin(self, iteration: Iteration) -> None:
+        """Begins an iteration from the position on; another one in progress ends."""
         if self._finds_rank:
             rank, world_size = find_rank(None, None)
             if world_size > 1 and (rank, world_size) != (self.plan.rank, self.plan.world_size):
@@ -285,9 +348,7 @@ class MultimodalLoader:
                 detail = f"{made}, and this process is rank {rank} of {world_size}: {advice}"
                 raise ConfigError("environment", "rank, world_size", detail)
         self._move(self.plan.order, self._delivered)
-        iterator = BatchIterator(self, skip)
-        self._current = weakref.ref(iterator)
-        return iterator
+        self._current = weakref.ref(iteration)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -322,32 +383,22 @@ class MultimodalLoader:
         """Where the time of the batches went that were yielded so far."""
         return self._stats
 
-    def torch(self) -> Any:
-        """The batches as a `torch.utils.data.IterableDataset`, for code that expects one.
-
-        It goes into ``DataLoader(loader.torch(), batch_size=None, num_workers=n)``: the workers share the batches of
-        this rank, each is yielded once and in order, and with `torchdata`'s ``StatefulDataLoader`` every worker resumes
-        at its own next batch. `set_epoch` works between epochs.
-
-        Raises:
-            MissingExtraError: torch is not installed.
-        """
-        with optional_import("torch", "MultimodalLoader.torch"):
-            import torch  # noqa: F401  # imported here for its error alone
-        from mm_assets.loading.torch_dataset import TorchDataset
-
-        return TorchDataset(self)
-
     # --- what iterations use ------------------------------------------------------------------------------------------
 
-    def _start(self, skip: int) -> Prefetch[Made]:
-        """Begin to read from the loader's position on, without the first batches of this worker."""
+    @property
+    def _num_readers(self) -> int:
+        """Threads that make batches; each of the others makes a part of one.
+
+        A thread that makes a whole batch does not wait for another's last sample. If fewer batches are read ahead than
+        there are threads, all threads share them.
+        """
+        return min(self._threads, self._prefetch)
+
+    def _make_maker(self) -> tuple[BatchMaker, Callable[[], None]]:
+        """Returns what makes the batches of an iteration, and the function that ends it."""
         # With its own pool of threads, which end with the iteration; the files are shared.
         share: Callable[[Mapping[str, Any]], Any] | None = getattr(self.reader, "with_settings", None)
         own = None if share is None else share(self._settings())
-        # A thread that makes a whole batch does not wait for another's last sample. If fewer batches are read ahead
-        # than there are threads, all threads share them.
-        readers = min(self._threads, self._prefetch)
         maker = BatchMaker(
             self.reader if own is None else own,
             self.modalities,
@@ -355,9 +406,9 @@ class MultimodalLoader:
             collator=self._collate,
             transforms=self._transforms,
             transform=self._transform,
-            threads=self._threads if self._threads > readers else 0,
+            threads=self._threads if self._threads > self._num_readers else 0,
             first_threads=self._threads,
-            keep=self._prefetch + readers + 2,  # one that the caller holds, and one that it has just dropped
+            keep=self._prefetch + self._num_readers + 2,  # one that the caller holds, and one that it has just dropped
             skip_damaged=self._skip_damaged,
             window=self._window,
         )
@@ -367,11 +418,14 @@ class MultimodalLoader:
             if own is not None:
                 own.close()
 
-        worker, num_workers = torch_worker()
-        first = worker + skip * num_workers
-        steps = islice(zip(count(), self.plan.steps(self._delivered)), first, None, num_workers)
+        return maker, end
+
+    def _start(self, skip: int) -> Prefetch[Made]:
+        """Begin to read from the loader's position on, without the first batches of this worker."""
+        maker, end = self._make_maker()
+        steps = share_of_worker(self.plan.steps(self._delivered), skip)
         tasks = (partial(maker.make, number, step) for number, step in steps)
-        return Prefetch(tasks, threads=readers, depth=self._prefetch + readers, on_end=end)
+        return Prefetch(tasks, threads=self._num_readers, depth=self._prefetch + self._num_readers, on_end=end)
 
     def _settings(self) -> dict[str, Any]:
         """The settings with which the values of windows have one shape, by modality."""
@@ -405,7 +459,7 @@ class MultimodalLoader:
     def _finish(self) -> None:
         """Continue with the next epoch."""
         self._current = None
-        self._move(replace(self.plan.order, epoch=self.epoch + 1), 0)
+        self._go_to(self.epoch + 1)
 
 
 class Iteration(Iterator[Any]):
@@ -439,7 +493,7 @@ class Iteration(Iterator[Any]):
 
     def supersede(self) -> None:
         """End it because another one begins; its next batch is an error, rather than one of the other's."""
-        self._superseded = not self._closed
+        self._superseded |= not self._closed
         self.close()
 
     def close(self) -> None:
@@ -485,6 +539,12 @@ class BatchIterator(Iteration):
     def _end(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
+
+
+def share_of_worker(steps: Iterable[T], skip: int) -> Iterator[tuple[int, T]]:
+    """The steps of this worker of torch, all of them in no worker, with their numbers; without its first ones."""
+    worker, num_workers = torch_worker()
+    return islice(zip(count(), steps), worker + skip * num_workers, None, num_workers)
 
 
 def _check_callable(key: str, value: object, expected: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
@@ -16,7 +16,7 @@ from mm_assets.dataset.dataset import open as open_dataset
 from mm_assets.errors import ConfigError, LoaderError
 from mm_assets.loading.batches import BatchSource, DamagedSample
 from mm_assets.loading.collate import MultimodalCollator
-from mm_assets.loading.loader import Iteration, MultimodalLoader
+from mm_assets.loading.loader import BatchLoader, MultimodalLoader
 from mm_assets.loading.order import MAX_SAMPLES, derive_key
 from mm_assets.loading.recipe import Recipe, Source, resolve
 from mm_assets.summaries import describe
@@ -24,6 +24,7 @@ from mm_assets.summaries import describe
 __all__ = [
     "POSITION",
     "MixedLoader",
+    "check_epoch",
     "check_outputs",
     "count_of",
     "is_loader",
@@ -45,13 +46,13 @@ POSITION = ("epoch", "delivered")
 _SEED = 13  # place in the derivation of keys, which no other use shares: see `order`
 
 
-class MixedLoader(ABC):
+class MixedLoader(BatchLoader):
     """Batches of several datasets, by weights or epochs; made by `mix`.
 
-    Each iteration yields the batches of one pass over the mix, after `load_state_dict` the rest of them. A batch that
-    is a dict has an entry ``source``: with ``unit: batch`` the name of its source, with ``unit: sample`` a list with
-    that of each row. ``index`` is the row's index in the dataset of its source. A source within a mix is named by its
-    path, such as ``speech/en``.
+    An epoch of a mix is one pass over it. Each iteration yields its batches, after `load_state_dict` the rest of them.
+    A batch that is a dict has an entry ``source``: with ``unit: batch`` the name of its source, with ``unit: sample`` a
+    list with that of each row. ``index`` is the row's index in the dataset of its source. A source within a mix is
+    named by its path, such as ``speech/en``.
 
     Attributes:
         digest: of the recipe and the fingerprints of its datasets, 64 hexadecimal digits: mixes of equal digests load
@@ -78,26 +79,8 @@ class MixedLoader(ABC):
 
     @property
     @abstractmethod
-    def epoch(self) -> int:
-        """How many iterations have ended."""
-
-    @property
-    @abstractmethod
     def damaged(self) -> dict[str, list[DamagedSample]]:
         """The first samples of each source that were left out because their bytes are damaged, by source."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Batches of one iteration from its start."""
-
-    @abstractmethod
-    def __iter__(self) -> Iteration:
-        """Returns the batches of the next iteration, or those after a loaded state; one in progress ends.
-
-        Raises:
-            LoaderError: with ``unit: batch`` in one of several workers of torch's DataLoader, each of which would yield
-                all batches.
-        """
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position, with the recipe and its digest, as plain values for a checkpoint."""
@@ -149,7 +132,7 @@ class MixedLoader(ABC):
 
 def is_loader(value: object) -> bool:
     """Whether a source is a loader, rather than a dataset or its path."""
-    return hasattr(value, "iterate_on")
+    return isinstance(value, MultimodalLoader)
 
 
 def open_source(leaf: Source, recipe: Recipe, stack: ExitStack) -> BatchSource:
@@ -185,6 +168,13 @@ def open_source(leaf: Source, recipe: Recipe, stack: ExitStack) -> BatchSource:
         with located(recipe.where, f"{leaf.key}.with_settings"):
             view = stack.enter_context(view.with_settings(options["with_settings"]))
     return view
+
+
+def check_epoch(epoch: int, length: int) -> None:
+    """Raises `ConfigError` if the positions of an epoch of a mix are beyond what an int64 holds."""
+    if (epoch + 1) * length > MAX_SAMPLES:
+        detail = f"found {epoch}, expected one that ends before position 2**62: an epoch has {length:,} positions"
+        raise ConfigError("arguments", "epoch", detail)
 
 
 def check_outputs(loader: MultimodalLoader, where: str, key: str) -> None:

@@ -153,6 +153,12 @@ class Mixture:
         x = time - self._starts[number]
         return [(base + x * (share + x * curve)) // scale for base, share, curve in rows]
 
+    def counts_before(self, position: int) -> list[int]:
+        """Returns how many positions of each source come before one of the mix: their sum is the position."""
+        window = self._find(position)
+        within = np.bincount(window.sources[: position - window.start], minlength=len(window.before))
+        return [count + more for count, more in zip(window.before, within.tolist(), strict=True)]
+
     def locate(self, positions: npt.NDArray[np.integer]) -> tuple[Positions, Positions]:
         """Returns the sources of some positions of the mix, and the positions in them.
 
@@ -212,14 +218,15 @@ class Mixture:
         # Each source's own positions stay in order.
         firsts = np.repeat(np.asarray(before) - (np.cumsum(counts) - counts), counts)
         places[np.argsort(sources, kind="stable")] = firsts + np.arange(size)
-        return _Window(sum(before), sum(after), sources, places)
+        return _Window(sum(before), sum(after), before, sources, places)
 
 
 class _Window(NamedTuple):
-    """Positions [start, stop) of a mix: the source of each, and the position in it."""
+    """Positions [start, stop) of a mix: how many of each source come before them, their sources, and places in them."""
 
     start: int
     stop: int
+    before: list[int]
     sources: Positions
     places: Positions
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mm_assets.dataset.id_index import mix_bits
 from mm_assets.errors import ConfigError
 
-__all__ = ["MAX_SAMPLES", "Blocks", "EpochOrder", "derive_key", "hash_float", "permute"]
+__all__ = ["MAX_SAMPLES", "Blocks", "EpochOrder", "checked_number", "derive_key", "hash_float", "permute"]
 
 MAX_SAMPLES = 2**62  # so that positions and their sums stay within int64, and digits of the network within 32 bits
 
@@ -126,8 +126,8 @@ def _add_hash(target: npt.NDArray[np.uint64], source: npt.NDArray[np.uint64], ba
 # --- the order --------------------------------------------------------------------------------------------------------
 
 
-def _checked(name: str, value: SupportsIndex, low: int | None) -> int:
-    """An integer of any integer type as Python's own."""
+def checked_number(name: str, value: SupportsIndex, low: int | None) -> int:
+    """Returns an integer of any integer type as Python's own; `ConfigError` if it is not one, or below `low`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ConfigError("arguments", name, f"found {value!r}, expected an integer")
     number = operator.index(value)
@@ -145,15 +145,16 @@ def _check_shuffle(value: object) -> None:
 class Blocks:
     """A shuffle that keeps neighbors near each other, for storage where random access is expensive.
 
-    Blocks of consecutive samples are permuted, and then the samples within each window of some blocks. Where the first
-    block begins is drawn for each epoch too.
+    It is the `shuffle` of a `MultimodalLoader`. Blocks of consecutive samples are permuted, and then the samples within
+    each window of some blocks. Where the first block begins is drawn for each epoch too. So the samples of a batch are
+    from ``size * window`` samples, by default 4096, in runs of up to `size`.
 
     Attributes:
-        size: samples of a block.
-        window: blocks whose samples are mixed with each other.
+        size: consecutive samples of a block, from 1 to 2**62.
+        window: blocks whose samples are mixed with each other, from 1 to 2**62; 1 mixes within each block.
 
     Raises:
-        ConfigError: a number is not an integer from 1.
+        ConfigError: a number is not an integer in its range.
     """
 
     size: int = 256
@@ -161,7 +162,7 @@ class Blocks:
 
     def __post_init__(self) -> None:
         for name in ("size", "window"):
-            object.__setattr__(self, name, _checked(f"shuffle.{name}", getattr(self, name), 1))
+            object.__setattr__(self, name, checked_number(f"shuffle.{name}", getattr(self, name), 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +188,7 @@ class EpochOrder:
         _check_shuffle(self.shuffle)
         lows = {"num_samples": 0, "seed": None, "epoch": None}
         for name, low in lows.items():
-            object.__setattr__(self, name, _checked(name, getattr(self, name), low))
+            object.__setattr__(self, name, checked_number(name, getattr(self, name), low))
 
     def at(self, positions: npt.NDArray[np.integer]) -> Positions:
         """The samples at some positions of the epoch.

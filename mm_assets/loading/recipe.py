@@ -10,13 +10,15 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from mm_assets.errors import ConfigError, meant, optional_import
+from mm_assets.loading.budget import Budget
 from mm_assets.loading.order import MAX_SAMPLES, Blocks
+from mm_assets.loading.windows import Window
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.urls import is_local, local_path
 from mm_assets.summaries import describe
@@ -38,7 +40,7 @@ KEYS = ("unit", "seed", "num_batches", "num_samples", "defaults", "sources")
 SOURCE_KEYS = ("dataset", "weight", "epochs")
 MIX_KEYS = ("sources", "weight", "epochs", "defaults")
 DATASET_KEYS = ("format", "storage_options", "cache_dir", "filter", "split", "with_settings", "shuffle")
-LOADER_KEYS = ("modalities", "batch_size", "last", "num_workers", "prefetch", "on_damaged")
+LOADER_KEYS = ("modalities", "batch_size", "window", "last", "num_workers", "prefetch", "on_damaged")
 OPTION_KEYS = (*DATASET_KEYS, *LOADER_KEYS)
 
 MAX_WEIGHT = 1e18
@@ -373,6 +375,9 @@ def _options(value: Any, where: str, key: str) -> dict[str, Any]:
         for name, number in shuffle.items():
             _integer(number, where, f"{key}.shuffle.{name}", 1)
         found["shuffle"] = Blocks(**shuffle)
+    for name, kind in (("batch_size", Budget), ("window", Window)):
+        if isinstance(found.get(name), Mapping):
+            found[name] = _value_of(kind, found[name], where, f"{key}.{name}")
     if (split := found.get("split")) is not None:
         _check_keys(split, ("fractions", "part", "seed"), where, f"{key}.split.")
         fractions = _mapping(split.get("fractions"), where, f"{key}.split.fractions", "shares by name")
@@ -384,6 +389,19 @@ def _options(value: Any, where: str, key: str) -> dict[str, Any]:
     return found
 
 
+def _value_of(kind: type[Budget | Window], value: Mapping[str, Any], where: str, key: str) -> Budget | Window:
+    """Makes a value of its attributes; `ConfigError` if one is unknown, missing, or wrong."""
+    attributes = fields(kind)
+    _check_keys(value, [one.name for one in attributes], where, f"{key}.")
+    for one in attributes:
+        if one.default is MISSING and one.name not in value:
+            raise ConfigError(where, f"{key}.{one.name}", f"is missing, and a {kind.__name__} needs it")
+    try:
+        return kind(**value)
+    except ConfigError as error:
+        raise ConfigError(where, f"{key}.{error.key.rpartition('.')[2]}", error.detail) from error
+
+
 _KINDS: Mapping[str, tuple[Any, str]] = {
     "format": (str, "mult or mstr"),
     "storage_options": (Mapping, "arguments of a file system by name"),
@@ -393,6 +411,8 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "with_settings": (Mapping, "settings by modality"),
     "shuffle": (bool | Blocks | Mapping, "true, false, or a mapping with size and window"),
     "modalities": (list | tuple, "a list of names"),
+    "batch_size": (int | Budget | Mapping, "a number, or a mapping with column, total and bucket"),
+    "window": (Window | Mapping, "a mapping with seconds and frames"),
 }
 
 

@@ -16,11 +16,13 @@ from mm_assets.dataset.decoding import Batch
 from mm_assets.errors import ConfigError, LoaderError
 from mm_assets.fields import ArraySpec, Field
 from mm_assets.loading.batches import BatchSource, DamagedSample
+from mm_assets.loading.budget import Budget
 from mm_assets.loading.collate import rows_of
-from mm_assets.loading.loader import BatchIterator, MultimodalLoader
+from mm_assets.loading.loader import BatchIterator, LoaderStats, MultimodalLoader
 from mm_assets.loading.mixed_loader import (
     POSITION,
     MixedLoader,
+    check_epoch,
     check_outputs,
     count_of,
     leaf_epochs,
@@ -30,8 +32,8 @@ from mm_assets.loading.mixed_loader import (
 )
 from mm_assets.loading.mixture import MixedOrder, Mixture, Segment, share_segments
 from mm_assets.loading.order import MAX_SAMPLES, Blocks, EpochOrder
-from mm_assets.loading.plan import EpochPlan
 from mm_assets.loading.recipe import LOADER_KEYS, Recipe
+from mm_assets.loading.sequence_packer import SequencePacker
 from mm_assets.loading.state import fingerprint
 
 __all__ = ["MixedSource", "SampleMix"]
@@ -72,18 +74,22 @@ class SampleMix(MixedLoader):
         }
         super().__init__(recipe, facts, num_samples=length)
         options = {name: value for name, value in recipe.options.items() if name in LOADER_KEYS}
+        for found in (options.get("batch_size"), arguments.get("collator")):
+            if isinstance(found, Budget | SequencePacker):
+                detail = (
+                    f"found sample and a {type(found).__name__}, which groups samples by their sizes, not by source"
+                )
+                raise ConfigError(
+                    recipe.where, "unit", f"{detail}: expected batch, with which each batch is of one source"
+                )
         self._source = MixedSource(datasets, fingerprint=self.digest)
         if "modalities" not in options:
             self._check_modalities(datasets, recipe)
         with located(recipe.where, "defaults"):
             self.loader = MultimodalLoader(self._source, seed=recipe.seed, **options, **arguments)
         check_outputs(self.loader, recipe.where, "sources")
-        plan: Any = self.loader.plan
-        if not isinstance(plan, EpochPlan):
-            detail = "found batches of groups of samples, which unit: sample does not mix; unit: batch does"
-            raise ConfigError(recipe.where, "unit", detail)
         self.loader.plan = replace(
-            plan,
+            self.loader.plan,
             order=MixedOrder(num_samples=length, seed=recipe.seed, mixture=self._mixture, orders=tuple(orders)),
         )
 
@@ -100,8 +106,25 @@ class SampleMix(MixedLoader):
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> BatchIterator:
-        return iter(self.loader)
+    def count_batches(self, epoch: int) -> int:
+        """As `BatchLoader.count_batches`."""
+        return self.loader.count_batches(epoch)
+
+    def iterate_from(self, num_batches: int) -> BatchIterator:
+        """As `BatchLoader.iterate_from`."""
+        return self.loader.iterate_from(num_batches)
+
+    @property
+    def _is_used(self) -> bool:  # type: ignore[override]  # it is that of the loader
+        return self.loader._is_used
+
+    def _go_to(self, epoch: int) -> None:
+        check_epoch(epoch, self.loader.plan.order.num_samples)
+        self.loader._go_to(epoch)
+
+    def stats(self) -> LoaderStats:
+        """As `BatchLoader.stats`."""
+        return self.loader.stats()
 
     @property
     def datasets(self) -> dict[str, BatchSource]:

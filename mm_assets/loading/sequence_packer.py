@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from mm_assets.errors import CollateError, ConfigError
 from mm_assets.fields import ArraySpec, Field
+from mm_assets.fields.parts import split_name
+from mm_assets.fields.records import record_entries, take_entry
 from mm_assets.loading.budget import read_column
 from mm_assets.loading.collate import Ragged, as_tensors
 from mm_assets.loading.plan import Step, split_at
@@ -52,30 +54,35 @@ class SequencePacker:
     and their end, as FlashAttention takes it; ``max_seqlen``: the longest of them;
     ``index``: (n,) int64, the sample of each part, and ``start``: (n,) int64, the part's first token in its sample;
     ``valid``: (n,) bool, False for a part that repeats another, to even out ranks or to replace a damaged sample;
-    and for each name of `images` a `Ragged` of the images of each sequence, in order.
+    and for each name of `images` a `Ragged` of the images of each sequence, in order: `values` (k, height, width,
+    channels), in the dtype of the field or of a transform, and `offsets` (B + 1,) int64.
+
+    A batch raises `CollateError` if the pieces of a sample are not tokens or images, have another number of tokens than
+    its metadata says, or if images of a modality have different shapes.
 
     Args:
-        length: tokens of a sequence.
+        length: tokens of a sequence, from 1.
         pieces: returns what a sample, a dict of values by modality, has in reading order: arrays of token ids, and a
             pair of a modality of `images` and an image for each of its places. By default single images, then single
             arrays of tokens, then the items of sequences by position.
-        tokens: columns of the samples' metadata that count their tokens, such as ``input_ids.num_tokens``, or
-            ``text.num_code_points`` if `pieces` makes a token of each character, or ``size_text`` of each byte. Of a
-            modality of sequences the counts of its items are added up. By default ``num_tokens`` of each modality that
-            has it and is read.
-        images: tokens that an image of a modality takes, by the modality's name.
+        tokens: columns of the samples' metadata that count their tokens, such as ``input_ids.num_tokens``,
+            ``pair.tokens.num_tokens`` of pairs of image and text, or ``text.num_code_points`` if `pieces` makes a token
+            of each character, or ``size_text`` of each byte. Of a modality of sequences the counts of its items are
+            added up. By default ``num_tokens`` of each modality that has it and is read.
+        images: tokens that an image of a modality takes, by the modality's name: from 1 to `length`.
         split: where a sample of more than `length` tokens is divided: ``"anywhere"`` but within an image;
             ``"between_images"``, before images, and elsewhere only in text that is longer than a sequence; ``"no"``: it
             is truncated, without an image that would not be whole, and a loader warns of it once.
-        bucket: parts that are packed together; more of them make less padding.
+        bucket: parts that are packed together, from 1; more of them make less padding.
         bos_id: a token before each sample, or None.
         eos_id: a token after each sample, or None.
-        pad_id: fills the end of a sequence.
-        image_id: fills the places of images.
+        pad_id: fills the end of a sequence; any integer of 64 bits.
+        image_id: fills the places of images; any integer of 64 bits.
         return_tensors: ``np``, or ``pt`` for torch tensors over the same memory.
 
     Raises:
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is wrong. A loader raises it too, if a column of `tokens` or a modality of `images`
+            does not exist or is not read.
         MissingExtraError: ``pt``, and torch is not installed.
     """
 
@@ -111,6 +118,12 @@ class SequencePacker:
         for name, value, allowed in (("split", split, SPLITS), ("return_tensors", return_tensors, ("np", "pt"))):
             if value not in allowed:
                 raise ConfigError("arguments", name, f"found {value!r}, expected one of {', '.join(allowed)}")
+        for name, number in (("bos_id", bos_id), ("eos_id", eos_id), ("pad_id", pad_id), ("image_id", image_id)):
+            if number is None and name in ("bos_id", "eos_id"):
+                continue
+            is_integer = hasattr(number, "__index__") and not isinstance(number, bool)
+            if number is None or not is_integer or not -(2**63) <= number < 2**63:
+                raise ConfigError("arguments", name, f"found {number!r}, expected an integer of 64 bits")
         if return_tensors == "pt":
             as_tensors({})  # imports torch
         self.length = length
@@ -367,14 +380,14 @@ class _Source:
     Attributes:
         name: of the modality.
         field: of its values.
-        entry: of the metadata record of a value or, in sequences, of an item; "" for images.
+        entry: keys that lead to it in the metadata record of a value or, in sequences, of an item; () for images.
         column: as the user names it.
         size: tokens that each image takes; 0 if it has token ids.
     """
 
     name: str
     field: Field
-    entry: str = ""
+    entry: tuple[str, ...] = ()
     column: str = ""
     size: int = 0
 
@@ -398,7 +411,7 @@ class _Source:
         else:
             items = self.items(reader, np.arange(len(reader)))
             counts = np.fromiter((sum(count for _, count in part) for part in items), np.int64, len(reader))
-        if self.entry in ("num_tokens", "num_code_points"):
+        if self.entry[-1:] in (("num_tokens",), ("num_code_points",)):
             np.minimum(counts, reader.column(f"size_{self.name}"), out=counts)
         return counts
 
@@ -414,7 +427,7 @@ class _Source:
                 yield []
                 continue
             positions, records = table
-            counts = [self.size] * len(positions) if self.size else records[self.entry].tolist()
+            counts = [self.size] * len(positions) if self.size else take_entry(records, self.entry).tolist()
             yield list(zip(positions.tolist(), counts, strict=True))
 
 
@@ -431,32 +444,33 @@ def _sources(packer: SequencePacker, reader: Any, names: Sequence[str]) -> list[
         columns = tuple(f"{name}.num_tokens" for name in _names_of_tokens(reader, names))
     elif packer.pieces is None:
         raise ConfigError("arguments", "pieces", "is needed with tokens: it makes what they count")
+    read = [name for name in fields if any(split_name(one, (name,)) for one in names)]  # whole or in parts
+    known = {f"{name}.{'.'.join(keys)}": (name, keys) for name in read for keys in _entries(fields[name])}
     if not columns:
-        raise ConfigError("arguments", "tokens", "no modality that is read has num_tokens: name columns that count")
+        counts = [column for column in known if column.endswith(".num_tokens")] or known
+        detail = (
+            "no modality that is read has num_tokens: give pieces, which makes tokens, and the columns that count them"
+        )
+        raise ConfigError("arguments", "tokens", f"{detail}, of {', '.join(counts) or 'modalities that have some'}")
+    known |= {f"size_{name}": (name, ()) for name in read if fields[name].item_field is None}
     for column in columns:
-        name, _, entry = column.rpartition(".")
-        name = name or column.removeprefix("size_")
-        if (
-            name not in names
-            or name not in fields
-            or (entry not in _entries(fields[name]) if "." in column else fields[name].item_field)
-        ):
-            entries = [f"{name}.{entry}" for name in names if name in fields for entry in _entries(fields[name])]
-            raise ConfigError("arguments", "tokens", f"no column {column!r}, there are {', '.join(entries)}")
-        found.append(_Source(name=name, field=fields[name], entry=entry, column=column))
+        if column not in known:
+            raise ConfigError("arguments", "tokens", f"no column {column!r}, there are {', '.join(known)}")
+        name, keys = known[column]
+        found.append(_Source(name=name, field=fields[name], entry=keys, column=column))
     return found
 
 
 def _names_of_tokens(reader: Any, names: Iterable[str]) -> list[str]:
     """The modalities of token ids, single or in sequences."""
     fields: Mapping[str, Field] = getattr(reader, "fields", {})
-    return [name for name in names if name in fields and "num_tokens" in _entries(fields[name])]
+    return [name for name in names if name in fields and ("num_tokens",) in _entries(fields[name])]
 
 
-def _entries(field: Field) -> list[str]:
-    """What the metadata record of a value, or of an item in a sequence, counts."""
-    record = (field.item_field or field).metadata_type
-    return [name for name in record.names or () if record[name].kind in "iu" and not name.startswith("_pad")]
+def _entries(field: Field) -> list[tuple[str, ...]]:
+    """The keys of what the metadata record of a value, or of an item in a sequence, counts."""
+    entries = record_entries((field.item_field or field).metadata_type)
+    return [keys for keys, kind in entries if kind.kind in "iu" and not kind.shape]
 
 
 def _default_pieces(sources: Sequence[_Source], sample: Mapping[str, Any]) -> list[Piece]:

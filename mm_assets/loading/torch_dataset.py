@@ -1,4 +1,4 @@
-"""A loader as torch's `IterableDataset`. Only `MultimodalLoader.torch` imports this, and with it torch."""
+"""A loader as torch's `IterableDataset`. Only `BatchLoader.torch` imports this, and with it torch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]  # torch is untyped w
     """The batches of a loader, shared by the workers of a DataLoader.
 
     Args:
-        loader: which this dataset moves; in a worker, the worker's copy of it.
+        loader: a loader of a dataset, or a mix, which this dataset moves; in a worker, the worker's copy of it.
     """
 
-    def __init__(self, loader: Any) -> None:  # a `MultimodalLoader`, whose module imports this one
+    def __init__(self, loader: Any) -> None:  # a `BatchLoader`, whose module imports this one
         super().__init__()
         self._loader = loader
         self._epoch = torch.full((), loader.epoch).share_memory_()  # workers that persist see `set_epoch` too
         self._seen_epoch = loader.epoch
         self._start: Mapping[str, Any] = loader.state_dict()  # of the iteration
         self._num_batches = 0  # that this worker has yielded since
+        self._is_loaded = False  # whether the next iteration is the rest of a loaded one
 
     def __len__(self) -> int:
         """Batches of this rank in the whole epoch, of all workers together."""
@@ -38,7 +39,10 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]  # torch is untyped w
         if self._seen_epoch != (epoch := int(self._epoch)):
             self._seen_epoch = epoch
             self._loader.set_epoch(epoch)
+            self._is_loaded = False
+        if not self._is_loaded:
             self._num_batches = 0
+        self._is_loaded = False
         batches = self._loader.iterate_from(self._num_batches)
         self._start = self._loader.state_dict()
         for batch in batches:
@@ -69,3 +73,4 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]  # torch is untyped w
         self._loader.load_state_dict(state["loader"])
         self._seen_epoch = int(self._epoch.fill_(self._loader.epoch))
         self._start, self._num_batches = dict(state["loader"]), int(state["num_batches"])
+        self._is_loaded = True

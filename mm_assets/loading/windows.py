@@ -21,16 +21,17 @@ _START = int.from_bytes(b"window", "little")  # so that no transform's generator
 class Window:
     """A window of each sample: clips, audio, series, timed text and MIDI are read from the same seconds of its clock.
 
-    Its start is drawn for each sample and epoch, uniformly from where the whole window fits in the sample's duration
-    (see `Dataset.durations`). In a sample that is shorter it is 0, and what is missing at the end is absent.
+    It is the `window` of a `MultimodalLoader`. Batches then have ``window``, (n, 2) float64, start and duration of each
+    in seconds. The start is drawn for each sample and epoch, uniformly from where the whole window fits in the sample's
+    duration (see `Dataset.durations`). In a sample that is shorter it is 0, and what is missing at the end is absent.
 
     Attributes:
-        seconds: duration.
-        frames: frames of a clip to decode, at equal steps of time from the start; None for the number that its field
-            says (`target_frames`), or all.
+        seconds: duration, finite and above 0.
+        frames: frames of a clip to decode, from 1, at equal steps of time from the start; None for the number that its
+            field says (`target_frames`), or all.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a number is not in its range.
     """
 
     seconds: float

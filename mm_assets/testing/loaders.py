@@ -7,6 +7,7 @@ or transforms of your own, or a class of your own with the same methods.
 from __future__ import annotations
 
 import json
+import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable
@@ -32,6 +33,10 @@ def plain(value: Any) -> Any:
     if hasattr(value, "offsets") and hasattr(value, "values"):  # a `Ragged`
         return [plain(value.values), plain(value.offsets)]
     return value
+
+
+def _same(batch: Any) -> Any:
+    return batch
 
 
 class LoaderSuite(ABC):
@@ -130,6 +135,41 @@ class LoaderSuite(ABC):
                         for batch in islice(batches, 2):
                             delivered.update(self.samples(batch))
                 assert delivered + self.all_samples(after, loader.state_dict()) == expected
+
+    def test_an_epoch_is_reached_directly(self) -> None:
+        """`set_epoch` goes to any epoch, bit for bit that of the uninterrupted run, also after one that was left."""
+        for world_size in self.ranks:
+            whole, other = (self.make(world_size - 1, world_size) for _ in range(2))
+            epochs = [[plain(batch) for batch in whole] for _ in range(3)]
+            for epoch in (2, 0, 1):
+                other.set_epoch(epoch)
+                assert len(other) == len(epochs[epoch])
+                with iter(other) as batches:
+                    next(batches)
+                other.set_epoch(epoch)
+                assert [plain(batch) for batch in other] == epochs[epoch]
+
+    def test_stats_count_batches(self) -> None:
+        """The batches that were yielded have taken some time."""
+        loader = self.make(0, 1)
+        count = sum(1 for _ in loader)
+        assert loader.stats().num_batches == count
+        assert loader.stats().total > 0
+
+    def test_workers_of_torch_share_the_batches(self) -> None:
+        """Through torch's DataLoader two workers deliver the batches in the loader's order, one epoch after another."""
+        data = pytest.importorskip("torch.utils.data")
+        loader = self.make(1, 2)
+        expected = [[plain(batch) for batch in loader] for _ in range(2)]
+        dataset = self.make(1, 2, num_workers=0).torch()
+        assert len(dataset) == len(expected[0])
+        options: dict[str, Any] = {"batch_size": None, "collate_fn": _same}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+            batches = data.DataLoader(dataset, num_workers=2, persistent_workers=True, **options)
+            assert [[plain(batch) for batch in batches] for _ in range(2)] == expected
+            dataset.set_epoch(1)
+            assert [plain(batch) for batch in batches] == expected[1]
 
     def test_a_state_of_another_seed_is_refused(self) -> None:
         """A state whose order is another one raises, and the loader stays where it was."""

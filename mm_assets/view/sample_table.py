@@ -130,9 +130,9 @@ class SampleTable:
         """
         if order and order not in self._columns:
             raise ConfigError("arguments", "order", f"{order!r} is none of {', '.join(self._columns)}")
-        column = self._columns[order][0] if order else ""
-        by = "" if not order else ".".join(sql_name(part) for part in (column, order[len(column) + 1 :]) if part)
-        held = self._scanned(self._named(where) | {column or _INDEX, _INDEX})  # with its file, while the query runs
+        path = self._columns[order][0] if order else ()
+        by = ".".join(map(sql_name, path))
+        held = self._scanned(self._named(where) | {*path[:1], _INDEX})  # with its file, while the query runs
         found = ordered_rows(
             held[1],
             RELATION,
@@ -161,7 +161,7 @@ class SampleTable:
 
     def _named(self, where: str) -> set[str]:
         """The columns that a condition may name: those whose names are in its text; all where it has a ``*``."""
-        text, names = where.casefold(), {column for column, _ in self._columns.values()}
+        text, names = where.casefold(), {path[0] for path, _ in self._columns.values()}
         if "*" in text or "columns(" in text:
             return names
         return {name for name in names if re.search(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", text)}

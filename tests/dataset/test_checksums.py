@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mm_assets
@@ -28,7 +30,6 @@ DECODED: dict[str, Callable[[Dataset], Any]] = {
     "modality": lambda data: data.read_modality("text", [0, 4])[1],
     "batch": lambda data: data.read_batch([4, 0], ["text"])["text"].values[0],
     "threads": lambda data: data.read_batch([4, 0], ["text"], threads=2)["text"].values[0],
-    "payloads": lambda data: str(data.read_payloads([4, 0], ["text"])["text"][0].data, "utf-8"),
     "arrow": lambda data: data.to_arrow(modalities=["text"])["text"][4].as_py(),
     "view": lambda data: data.select([0, 4])[1]["text"],
     "copy": lambda data: pickle.loads(pickle.dumps(data))[4]["text"],
@@ -36,8 +37,10 @@ DECODED: dict[str, Callable[[Dataset], Any]] = {
 RAW: dict[str, Callable[[Dataset], Any]] = {
     "read": lambda data: data.read_raw([4], ["text"])["text"][0],
     "reads": lambda data: data.read_raw([0, 4], ["text"])["text"][1],
+    "records": lambda data: data.read_raw([4, 0], ["text"], records=True)["text"][0].data,
+    "record": lambda data: data.read_raw([4], ["text"], records=True)["text"][0].data,
     "stream": lambda data: next(data.stream_raw([[0, 4]], ["text"]))["text"][1],
-    "scan": lambda data: next(data.scan_raw(["text"]))["text"][4],
+    "scan": lambda data: next(data.stream_raw(modalities=["text"]))["text"][4],
 }
 
 
@@ -73,6 +76,20 @@ def test_raw_reads_check_only_when_asked(damaged: str, call: str) -> None:
         RAW[call](data)
 
 
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("opened", [None, False])
+def test_one_raw_read_checks_by_its_own_argument(damaged: str, records: bool, opened: bool | None) -> None:
+    """`verify=True` refuses the sample that was changed, alone and among others, and reads intact ones."""
+    with mm_assets.open(damaged, verify=opened) as data:
+        for indices in ([4], [5, 4], np.array([4, 4])):
+            with pytest.raises(CorruptError, match="sample 4, modality 'text'"):
+                data.read_raw(indices, ["text"], records=records, verify=True)
+        intact = [5, 3, -1]
+        plain = data.read_raw(intact, records=records)
+        assert data.read_raw(intact, records=records, verify=True) == plain
+        assert plain["label"][1] is None
+
+
 def test_one_batch_checks_by_its_own_argument(damaged: str) -> None:
     """The argument `verify` of a batch has precedence over that of the dataset; sound samples are read by all."""
     with mm_assets.open(damaged) as data:
@@ -103,7 +120,12 @@ def test_a_lost_value_is_not_an_absent_one(tmp_path: Path, form: str) -> None:
         content[end : end + FIELDS["text"].metadata_type.itemsize] = bytes(FIELDS["text"].metadata_type.itemsize)
     path.write_bytes(content)
     with mm_assets.open(path) as data:
-        for read in (lambda: data[5], lambda: data[[4, 5]], lambda: data.to_arrow([5])):
+        for read in (
+            lambda: data[5],
+            lambda: data[[4, 5]],
+            lambda: data.to_arrow([5]),
+            partial(data.read_raw, [5], verify=True),
+        ):
             with pytest.raises(CorruptError, match="damaged") as caught:
                 read()
             assert (caught.value.path, caught.value.sample, caught.value.modality) == (str(path), 5, "text")

@@ -23,6 +23,7 @@ from mm_assets.fields import (
     DocumentField,
     Field,
     ImageField,
+    ImageTextPairField,
     SequenceField,
     TextField,
     TokensField,
@@ -73,6 +74,28 @@ def test_settings_of_the_items_of_a_sequence(tmp_path, form):
         assert grey.fields["sound"] == AudioField(decoded="int16")
         with pytest.raises(ConfigError, match=r"pages\.inner\.chanels"):
             dataset.with_settings({"pages": {"inner": {"chanels": 1}}})
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "advice"),
+    [
+        (SequenceField(ImageField()), {"channels": 1}, "x.channels: .*SequenceField: inner; give channels below inner"),
+        (SequenceField(ImageField()), {"config": {"channels": 1}}, "give channels below inner"),
+        (SequenceField(DocumentField()), {"channels": 1}, r"give channels below inner\.image"),
+        (SequenceField(DocumentField()), {"inner": {"channels": 1}}, r"x\.inner\.channels: .*channels below image"),
+        (DocumentField(), {"decode_size": [4, 4]}, "x.decode_size: .*give decode_size below image"),
+        (DocumentField(), {"pages": {"channels": 1}}, "give channels below image"),
+        (ImageTextPairField(), {"image": {"channels": 1}}, "x.image: .*give channels beside these, not below image"),
+        (ImageTextPairField(), {"size": [4, 4]}, "did you mean image_size or"),
+        (ImageField(), {"inner": {"channels": 1}}, "give channels beside these, not below inner"),
+        (ImageField(), {"chanels": 1}, "did you mean channels"),
+    ],
+)
+def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path, field, changes, advice):
+    """A setting of an item, a page or a part says below which setting, or beside which ones, it belongs."""
+    path = write(tmp_path / "x.mult", {"x": field}, [{"x": None}])
+    with mm_assets.open(path) as dataset, pytest.raises(ConfigError, match=advice):
+        dataset.with_settings({"x": changes})
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,14 @@ def test_a_raw_scan_gives_every_sample_in_order(tmp_path, extension):
     with mm_assets.open(tmp_path) as dataset:
         for data in (dataset, dataset.select(range(999, 100, -2)), dataset.select([])):
             for names in (["b", "a"], ["b"]):
-                found = {name: [view for block in data.scan_raw(names) for view in block[name]] for name in names}
+                found = {
+                    name: [view for block in data.stream_raw(None, names) for view in block[name]] for name in names
+                }
                 assert found == {
                     name: [data.read_raw([i], [name])[name][0] for i in range(len(data))] for name in names
                 }
         with pytest.raises(KeyError):
-            next(dataset.scan_raw(["c"]))
+            dataset.stream_raw(None, ["c"])
 
 
 # --- many local files as one ------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> mm_assets.Dataset
 def test_stored_payloads_decode_to_the_values(dataset: mm_assets.Dataset) -> None:
     """Record and data of a stored payload are what the field decodes, whole, absent or in a view of samples."""
     view = dataset.select([39, 0, 21, 21])
-    stored, payloads = view.stored(range(4)), view.read_payloads(range(4))
+    stored, payloads = view.stored(range(4)), view.read_raw(range(4), records=True, verify=True)
     for row, sample in enumerate(view[[0, 1, 2, 3]]):
         for name, value in sample.items():
             payload = stored[name][row]

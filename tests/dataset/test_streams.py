@@ -86,7 +86,7 @@ def plain(value: Any) -> Any:
 
 def scanned(data: Dataset, names: list[str] | None) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
-    for block in data.scan_raw(names):
+    for block in data.stream_raw(None, names):
         for name, views in block.items():
             found.setdefault(name, []).extend(views)
     return found

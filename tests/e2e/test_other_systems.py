@@ -33,7 +33,7 @@ for path in sys.argv[1:]:
         assert data.read_sample(3)["text"] == "text 3"
         assert data.read_batch(range(8), ["text"], threads=None)["text"].values[7] == "text 7"
         assert [bytes(one) for one in data.read_raw([5, 1], ["text"])["text"]] == [b"text 5", b"text 1"]
-        assert sum(len(block["text"]) for block in data.scan_raw(["text"])) == 8
+        assert sum(len(block["text"]) for block in data.stream_raw(modalities=["text"])) == 8
         assert len(list(data.stream_raw([[0, 1], [2]]))) == 2
         assert data.verify().damage == ()
     with mm_assets.open(path) as data:

@@ -71,7 +71,7 @@ def payloads(path: Path | str) -> dict[str, str]:
         digests = {}
         for name in dataset.names:
             digest = hashlib.sha256()
-            column = dataset.read_payloads(range(len(dataset)), [name])[name]
+            column = dataset.read_raw(range(len(dataset)), [name], records=True)[name]
             for sample_id, payload in zip(dataset.sample_ids, column, strict=True):
                 content = b"absent" if payload is None else b"".join(payload)
                 digest.update(repr((sample_id, hashlib.sha256(content).hexdigest())).encode())

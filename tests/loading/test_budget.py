@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mm_assets
-from mm_assets import Blocks, Budget, ConfigError, Dataset, LoaderError, MultimodalCollator, MultimodalLoader
+from mm_assets import Blocks, Budget, ConfigError, Dataset, LoaderError, MultimodalCollator, MultimodalLoader, mix
 from mm_assets.fields import AudioField, ScalarField, TokensField
 from mm_assets.loading.budget import BudgetGrouping
 from mm_assets.loading.order import EpochOrder
@@ -156,6 +156,38 @@ class TestBudget(LoaderSuite):
             rank=rank,
             world_size=world_size,
         )
+
+
+class TestMixOfBudgets(TestBudget):
+    """A mix of batches whose recipe gives each source a budget, and one of them windows of time."""
+
+    def make(self, rank: int, world_size: int, *, seed: int = 0, num_workers: int = 2) -> Any:
+        budget = {"column": "audio.num_frames", "total": 700, "bucket": 16}
+        first, second = (
+            {"dataset": self.speech.select(range(start, stop)), "epochs": 1, "batch_size": budget}
+            for start, stop in ((0, 27), (27, COUNT))
+        )
+        second["window"] = {"seconds": 30 / 16000}
+        sources = {"whole": first, "windows": second}
+        collator = MultimodalCollator({"samples": {"source": "audio.samples", "pad_value": 0}})
+        return mix(
+            {"sources": sources},
+            collator=collator,
+            seed=seed,
+            num_workers=num_workers,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def samples(self, batch: Any) -> Any:
+        return [(batch["source"], index) for index in batch["index"][batch["valid"]].tolist()]
+
+    def test_budgets_and_windows_hold(self) -> None:
+        """Batches are within the budget of their source, and those of windows have at most their length."""
+        for batch in self.make(0, 1):
+            assert batch["samples"].shape[0] * batch["samples"].shape[1] <= 700
+            assert ("window" in batch) == (batch["source"] == "windows")
+            assert batch["source"] == "whole" or batch["samples"].shape[1] <= 30
 
 
 def test_lengths_are_those_of_the_metadata(speech: Dataset) -> None:

@@ -364,16 +364,6 @@ def test_workers_of_torch_share_the_batches(data: Dataset, monkeypatch: pytest.M
     assert in_turn(resumed) == expected[2:]
 
 
-def test_a_mix_is_refused_in_several_workers(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of several workers would yield the whole mix: it is an error that says where to iterate; one worker may."""
-    mixed = mm_assets.mix({"a": (data, 1)}, batch_size=20)
-    workers(monkeypatch, 0, 2)
-    with pytest.raises(LoaderError, match=r"one of 2 worker processes.*in the main process"):
-        iter(mixed)
-    workers(monkeypatch, 0, 1)
-    assert len(list(mixed)) == 3
-
-
 def test_a_rank_that_comes_later_is_noticed(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that was made before its process had a rank is refused, rather than read everything on every rank."""
     loader = MultimodalLoader(data, ["label"], 10)
@@ -384,7 +374,7 @@ def test_a_rank_that_comes_later_is_noticed(data: Dataset, monkeypatch: pytest.M
     with pytest.raises(ConfigError, match="made as rank 0 of 1, and this process is rank 1 of 2"):
         iter(loader)
     with pytest.raises(ConfigError, match="made as rank 0 of 1"):
-        next(iter(mixed))
+        iter(mixed)
     assert len(list(alone)) == 6
     here = MultimodalLoader(data, ["label"], 10)
     monkeypatch.delenv("RANK")
@@ -416,6 +406,20 @@ def test_a_torch_dataset_goes_to_epochs(data: Dataset, persistent: bool) -> None
         assert [i for batch in batches for i in batch["index"].tolist()] == [
             i for batch in expected for i in batch["index"].tolist()
         ]
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, True)])
+def test_a_torch_dataset_that_was_left_early_goes_on_with_the_next_epoch(
+    data: Dataset, num_workers: int, persistent: bool
+) -> None:
+    """After a break the next loop has all batches of the next epoch, as with the loader itself."""
+    torch = pytest.importorskip("torch.utils.data")
+    loader = MultimodalLoader(data, ["label"], 5)
+    epochs = [[batch["index"].tolist() for batch in loader] for _ in range(3)]
+    dataset = MultimodalLoader(data, ["label"], 5).torch()
+    batches = torch.DataLoader(dataset, batch_size=None, num_workers=num_workers, persistent_workers=persistent)
+    for stop, expected in zip((3, None, None), epochs, strict=True):
+        assert [batch["index"].tolist() for batch in islice(batches, stop)] == expected[:stop]
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")

@@ -1,9 +1,11 @@
 """Several datasets in one stream: by weight, alike on all ranks, resumable, each dataset's own epochs whole."""
 
 import json
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,6 +100,95 @@ def test_a_resumed_mix_is_the_uninterrupted_one(
     assert found == expected
 
 
+MIXES: list[dict[str, Any]] = [
+    {"sources": {"a": {"weight": 3}, "b": {"weight": [[0, 1], [9, 0], [20, 2]]}, "c": {}}, "num_batches": 7},
+    {"sources": {"a": {"weight": {"linear": [[0, 1], [30, 0]]}}, "c": {}}, "defaults": {"last": "drop"}},
+    {"sources": {"a": {"epochs": 0.5}, "b": {"epochs": 2.25}, "c": {"epochs": 1}}},
+    {"sources": {"a": {"epochs": 0.3}, "c": {"epochs": 1}}, "defaults": {"last": "drop"}},
+    {"sources": {"a": {}, "c": {}}, "defaults": {"batch_size": {"column": "size_text", "total": 3, "bucket": 8}}},
+    {
+        "sources": {"a": {"epochs": 0.7}, "c": {"epochs": 1}},
+        "defaults": {"batch_size": {"column": "size_text", "total": 3}},
+    },
+    {"unit": "sample", "sources": {"a": {"weight": 3}, "b": {}}, "num_samples": 25},
+    {"unit": "sample", "sources": {"a": {"epochs": 0.3}, "b": {"epochs": 2.5}}},
+]
+
+
+@pytest.mark.parametrize("number", range(len(MIXES)))
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_epoch_of_a_mix_is_reached_directly(data: dict[str, Dataset], number: int, world_size: int) -> None:
+    """`set_epoch` goes to what an uninterrupted mix has there, also after an epoch that was left; so does `rewind`."""
+
+    def make() -> MixedLoader:
+        recipe = MIXES[number]
+        sources = {name: {**source, "dataset": data[name]} for name, source in recipe["sources"].items()}
+        defaults = {"batch_size": 4, **recipe.get("defaults", {})}
+        return mix({**recipe, "sources": sources, "defaults": defaults}, seed=5, rank=0, world_size=world_size)
+
+    whole, other = make(), make()
+    epochs = [told(whole) for _ in range(4)]
+    assert whole.epoch == 4
+    for epoch in (3, 0, 2, 1):
+        assert other.count_batches(epoch) == len(epochs[epoch])
+        other.set_epoch(epoch)
+        assert (other.epoch, len(other)) == (epoch, len(epochs[epoch]))
+        assert told(islice(other, 2)) == epochs[epoch][:2]
+        state = other.state_dict()
+        other.rewind()
+        assert told(other) == epochs[epoch]
+        other.load_state_dict(state)
+        other.set_epoch(epoch)  # stays within the loaded epoch
+        assert told(other) == epochs[epoch][2:]
+        if epoch < 3:
+            other.set_epoch(epoch + 1)  # where it is
+            assert told(other) == epochs[epoch + 1]
+
+
+@pytest.mark.parametrize("epoch", [-1, 0.5, True])
+def test_a_wrong_epoch_is_refused(data: dict[str, Dataset], epoch: Any) -> None:
+    """Loaders and mixes name the argument, and stay where they are."""
+    for loader in (
+        MultimodalLoader(data["a"]),
+        mix(sources(data, a=1)),
+        mix({"unit": "sample", "sources": sources(data, a=1)}),
+    ):
+        with pytest.raises(ConfigError, match=f"epoch: found {epoch}, expected an integer"):
+            loader.set_epoch(epoch)
+        assert loader.epoch == 0
+
+
+def test_a_distant_epoch_takes_no_replay(data: dict[str, Dataset]) -> None:
+    """An epoch in the far future is reached at once, by any integer type; one without positions is refused."""
+    for recipe in ({}, {"unit": "sample"}):
+        mixed = mix({**recipe, "sources": sources(data, a=3, b=1)}, batch_size=4)
+        mixed.set_epoch(np.int64(2**40))
+        assert mixed.epoch == 2**40
+        assert len(told(mixed)) == len(mixed)
+        with pytest.raises(ConfigError, match="epoch: found 4611686018427387904, expected one that ends before"):
+            mixed.set_epoch(2**62)
+        assert mixed.epoch == 2**40 + 1
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_workers_of_torch_share_a_mix(data: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Taken from the workers in turn, the batches are those of a mix in no worker, in this epoch and the next."""
+
+    def make() -> MixedLoader:
+        return mix(sources(data, a=3, b=1, c=2), batch_size=4, num_batches=11, seed=2)
+
+    mixed = make()
+    expected = [told(mixed) for _ in range(2)]
+    found: list[list[Any]] = [[None] * 11, [None] * 11]
+    for number in range(count):
+        info = SimpleNamespace(id=number, num_workers=count)
+        monkeypatch.setitem(sys.modules, "torch.utils.data", SimpleNamespace(get_worker_info=lambda info=info: info))
+        one = make()
+        for epoch in found:
+            epoch[number::count] = told(one)
+    assert found == expected
+
+
 def test_all_ranks_draw_alike(data: dict[str, Dataset]) -> None:
     """In each step the ranks' batches are of one dataset, and together those of a single rank."""
 
@@ -165,6 +256,15 @@ def test_a_mix_left_early_draws_anew(data: dict[str, Dataset]) -> None:
     with iter(mixed) as batches:
         next(batches)
     assert list(batches) == []
+
+
+def test_a_state_of_longer_iterations_ends_this_one(data: dict[str, Dataset]) -> None:
+    """A state after more batches than an iteration has is that of its end: the next iteration is whole."""
+    longer, shorter = (mix(sources(data, a=1, b=1), batch_size=4, num_batches=count) for count in (8, 3))
+    assert len(told(islice(longer, 5))) == 5
+    shorter.load_state_dict(longer.state_dict())
+    assert told(shorter) == []
+    assert (shorter.epoch, len(told(shorter))) == (1, 3)
 
 
 def test_an_error_ends_the_mix_and_names_itself(data: dict[str, Dataset]) -> None:

@@ -304,6 +304,31 @@ WRONG: list[tuple[str, str]] = [
     ("sources: {a: {dataset: data/none.mult}}", "sources: found no source that has batches"),
     ("unit: sample\nsources: {a: {dataset: data/none.mult, epochs: 1}}", "sources: found no samples in any"),
     ("unit: sample\ndefaults: {batch_size: x}\nsources: {a: {dataset: data/a.mult}}", r"defaults\.batch_size: found"),
+    (
+        "defaults: {batch_size: {column: size_text}}\nsources: {}",
+        r"defaults\.batch_size\.total: is missing, and a Budget",
+    ),
+    ("defaults: {batch_size: {total: 9}}\nsources: {}", r"defaults\.batch_size\.column: is missing"),
+    (
+        "sources: {a: {dataset: x, batch_size: {column: y, total: 9, buckets: 3}}}",
+        r"sources\.a\.batch_size\.buckets: is not a key; allowed here: column, total, bucket; did you mean bucket",
+    ),
+    (
+        "sources: {a: {dataset: x, batch_size: {column: y, total: 0}}}",
+        r"sources\.a\.batch_size\.total: found 0, expected an integer from 1",
+    ),
+    (
+        "sources: {a: {dataset: data/a.mult, batch_size: {column: y, total: 9}}}",
+        r"sources\.a\.batch_size: no column of numbers 'y', there are",
+    ),
+    ("sources: {a: {dataset: x, window: 2}}", r"sources\.a\.window: found int 2, expected a mapping with seconds"),
+    ("sources: {a: {dataset: x, window: {frames: 2}}}", r"sources\.a\.window\.seconds: is missing, and a Window needs"),
+    ("sources: {a: {dataset: x, window: {seconds: -1}}}", r"sources\.a\.window\.seconds: found -1, expected seconds"),
+    ("sources: {a: {dataset: x, window: {seconds: 1, frames: 0}}}", r"a\.window\.frames: found 0, expected an integer"),
+    (
+        "unit: sample\ndefaults: {batch_size: {column: size_text, total: 9}}\nsources: {a: {dataset: data/a.mult}}",
+        "unit: found sample and a Budget, .*: expected batch, with which each batch is of one source",
+    ),
     ("unit: sample\ndefaults: {last: x}\nsources: {a: {dataset: data/a.mult}}", r"defaults\.last: found 'x'"),
 ]
 

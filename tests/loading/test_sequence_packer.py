@@ -26,7 +26,15 @@ from mm_assets import (
     MultimodalLoader,
     SequencePacker,
 )
-from mm_assets.fields import Field, ImageField, ScalarField, SequenceField, TextField, TokensField
+from mm_assets.fields import (
+    Field,
+    ImageField,
+    ImageTextPairField,
+    ScalarField,
+    SequenceField,
+    TextField,
+    TokensField,
+)
 from mm_assets.loading.sequence_packer import best_fit, cut_sample
 from mm_assets.testing import LoaderSuite
 from mm_assets.testing.loaders import plain
@@ -315,6 +323,44 @@ def test_own_pieces_and_counts(tmp_path: Path) -> None:
         assert found == {i: [3, 3] * (i % 2) + list(range(10, 10 + i)) for i in range(1, 8)}
 
 
+@pytest.mark.parametrize("suffix", ["mult", "mstr"])
+def test_tokens_of_pairs_are_counted_by_their_records(tmp_path: Path, suffix: str) -> None:
+    """A pair's count is within the record of its tokens; of single pairs and of sequences, read whole or in parts."""
+    pair = ImageTextPairField(encoding="png", max_tokens=9)
+    with mm_assets.create(tmp_path / f"a.{suffix}", {"pair": pair, "pairs": SequenceField(pair)}) as writer:
+        for i in range(8):
+            value = (np.full((2, 2, 3), i, np.uint8), "a" * i)
+            writer.write(str(i), {"pair": value if i else None, "pairs": [(k, value) for k in range(i % 3)]})
+
+    def whole(sample: Any) -> list[Any]:
+        return [sample["pair"].input_ids[sample["pair"].attention_mask == 1]]
+
+    def parts(sample: Any) -> list[Any]:
+        return [sample["pair.input_ids"][sample["pair.attention_mask"] == 1]]
+
+    def items(sample: Any) -> list[Any]:
+        return [item.input_ids[item.attention_mask == 1] for _, item in sample["pairs"]]
+
+    with mm_assets.open(tmp_path / f"a.{suffix}") as data:
+        counts = [int(one.attention_mask.sum()) if one else 0 for one in data.read_modality("pair", range(8))]
+        assert data.column("pair.tokens.num_tokens").tolist() == counts
+        assert data.column("pair.image.width").tolist() == [0] + [2] * 7
+        assert len(data.filter("pair.tokens.num_tokens >= 5 and pair.image.width = 2")) == sum(n >= 5 for n in counts)
+        for names, column, pieces, expected in (
+            (["pair"], "pair.tokens.num_tokens", whole, counts),
+            (["pair.input_ids", "pair.attention_mask"], "pair.tokens.num_tokens", parts, counts),
+            (["pairs"], "pairs.tokens.num_tokens", items, [i % 3 * counts[i] for i in range(8)]),
+        ):
+            collator = SequencePacker(24, pieces, tokens=[column])
+            loader = MultimodalLoader(data, names, batch_size=2, collator=collator)
+            found = {index: len(tokens) for batch in loader for index, _, tokens, _ in parts_of(batch)}
+            assert found == {i: count for i, count in enumerate(expected) if count}
+        for batch in MultimodalLoader(data, ["pair.input_ids"], batch_size=Budget("pair.tokens.num_tokens", 18)):
+            assert len(batch["index"]) * max(counts[i] for i in batch["index"].tolist()) <= 18
+        with pytest.raises(ConfigError, match=r"give pieces, .*, of pair\.tokens\.num_tokens$"):
+            MultimodalLoader(data, ["pair"], collator=SequencePacker(8))
+
+
 def test_tokens_that_contradict_the_metadata_are_an_error(documents: Dataset) -> None:
     """Another number of tokens, images in other places, and pieces that are not tokens are named with their sample."""
 
@@ -393,6 +439,10 @@ def test_batches_may_be_tensors(documents: Dataset) -> None:
         (lambda data: SequencePacker(8, images={"index": 2}), "images.index: is a name that every batch"),
         (lambda data: SequencePacker(8, tokens="text.n"), "tokens: found 'text.n', expected a list"),
         (lambda data: SequencePacker(8, pieces=3), "pieces: found int 3"),
+        (lambda data: SequencePacker(8, bos_id="<s>"), "bos_id: found '<s>', expected an integer"),
+        (lambda data: SequencePacker(8, eos_id=2**63), "eos_id: found 9223372036854775808, expected an integer"),
+        (lambda data: SequencePacker(8, pad_id=None), "pad_id: found None, expected an integer"),
+        (lambda data: SequencePacker(8, image_id=0.5), "image_id: found 0.5, expected an integer"),
         (lambda data: SequencePacker(8)([]), "collator: a SequencePacker plans whole epochs"),
         (lambda data: MultimodalLoader(data, ["text"], collator=packer()), "images.image: is not read: text"),
         (

@@ -90,7 +90,7 @@ class Mult(Adapter):
 
     def sequential(self, modalities: Sequence[str]) -> Iterator[Columns]:
         """Views into the file, in order."""
-        for found in self._data.scan_raw(modalities):
+        for found in self._data.stream_raw(None, modalities):
             yield [found[name] for name in modalities]
 
     def decoded(self, mode: str, *, seed: int) -> Iterator[Decoded]:
