@@ -61,6 +61,7 @@ class Recorder:
 _REPLIES = {
     "400": ("400 Bad Request", "ExpiredToken"),
     "500": ("500 Internal Server Error", "InternalError"),
+    "409": ("409 Conflict", "ConditionalRequestConflict"),
     "501": ("501 Not Implemented", "NotImplemented"),
     "503": ("503 Slow Down", "SlowDown"),
 }
@@ -74,6 +75,7 @@ class Faults:
         every: how many requests one fails of; 0 for none.
         kinds: the faults that are injected.
         conditional: whether uploads with conditions are implemented; else the reply is 501.
+        conflicts: how many of the next uploads with conditions meet another one: the reply is 409.
         is_expired: whether the credentials have expired: every reply is 400, to HEAD without a reason.
         injected: faults so far, by kind.
     """
@@ -85,6 +87,7 @@ class Faults:
         self.every = 0
         self.kinds: Sequence[str] = self.KINDS
         self.conditional = True
+        self.conflicts = 0
         self.is_expired = False
         self.injected: dict[str, int] = dict.fromkeys(self.KINDS, 0)
         self._numbers = count()
@@ -101,8 +104,12 @@ class Faults:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         kind = self._kind()
         conditions = environ.keys() & {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"}
-        if conditions and environ["REQUEST_METHOD"] == "PUT" and not self.conditional:
-            kind = "501"
+        if conditions and environ["REQUEST_METHOD"] == "PUT":
+            if not self.conditional:
+                kind = "501"
+            elif self.conflicts:
+                self.conflicts -= 1
+                kind = "409"
         if self.is_expired:
             kind = "400"
         if kind == "reset before":

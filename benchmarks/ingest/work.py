@@ -213,7 +213,7 @@ def stages(shards: Sequence[str], out: Path, decodable: str) -> Steps:
                 step = next(run)
             if isinstance(step, PartitionReport):
                 break
-            stage = step.name
+            stage = step
         if not step.ok:
             raise SystemExit(f"{partition.key} failed: {step.failure}")
         for name, result in step.results.items():  # both packed files are made in the first one's step

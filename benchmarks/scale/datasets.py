@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from mm_assets.dataset.manifest import make_manifest
 from mm_assets.pipeline.chain import TABLES
-from mm_assets.pipeline.partition.run import PartitionReport, run_partition
+from mm_assets.pipeline.partition.run import PartitionReport, partition_steps
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
 from mm_assets.pipeline.state.records import canonical_json
@@ -83,7 +83,8 @@ class Template:
     @classmethod
     def of(cls, dataset: DatasetStore) -> Template:
         """Runs the first partition."""
-        report = run_partition(dataset.spec, dataset.partition(FIRST), dataset.schema())
+        *_, report = partition_steps(dataset.spec, dataset.partition(FIRST), dataset.schema())
+        assert isinstance(report, PartitionReport)
         assert report.record is not None, report.failure
         return cls(report.record.recipe, pickle.dumps(report))
 
@@ -313,4 +314,6 @@ def withdraw_one(dataset: DatasetStore) -> None:
 def publish_one(dataset: DatasetStore) -> None:
     """Publishes that partition again."""
     for key in pending_partitions(dataset):
-        assert run_partition(dataset.spec, dataset.partition(key), dataset.schema()).ok
+        *_, report = partition_steps(dataset.spec, dataset.partition(key), dataset.schema())
+        assert isinstance(report, PartitionReport)
+        assert report.ok, report.failure

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.scale.datasets import Place, Template, declared
 from mm_assets.pipeline.chain import CHAIN
-from mm_assets.pipeline.partition.run import rare_collections, run_partition
+from mm_assets.pipeline.partition.run import partition_steps, rare_collections
 from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["CHANGED", "MEASURES", "Case", "measured"]
@@ -98,7 +98,8 @@ def partition(case: Case) -> dict[str, float]:
     earlier = state.earlier(key)
     case.place.forget_requests()
     usage = Usage()
-    report = run_partition(case.spec, state.partitions[key], state.schema, earlier=earlier)
+    *_, report = partition_steps(case.spec, state.partitions[key], state.schema, earlier=earlier)
+    assert not isinstance(report, str)
     assert report.ok, report.failure
     return usage.result()
 

@@ -10,6 +10,7 @@ from mm_assets.dataset import dataset as packed_data
 from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.orchestration.automation import automation_condition, freshness_policy
 from mm_assets.orchestration.checks import check_specs
+from mm_assets.orchestration.event_log import RunEvents, forget_planned_checks
 from mm_assets.orchestration.lineage import described_data
 from mm_assets.orchestration.partitions import (
     asset_key,
@@ -19,12 +20,10 @@ from mm_assets.orchestration.partitions import (
     shard_partitions,
     shards_key,
 )
-from mm_assets.orchestration.recorder import RunEvents, forget_planned_checks
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
     export_result,
-    failed_checks,
     failed_observation,
     failed_said,
     index_result,
@@ -131,7 +130,7 @@ def _stop_at_checks(
     Raises:
         dg.Failure: a check stops the partition.
     """
-    failures = [failure for failure in map(failed_checks, results) if failure is not None]
+    failures = [result.record.failure for result in results if result.record.failure is not None]
     for failure in failures:
         _observe_failure(context, spec, failure)
     if failures:

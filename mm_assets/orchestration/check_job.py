@@ -6,10 +6,11 @@ It is a job of one step, since Dagster gives no partitions to a job that has che
 import dagster as dg
 
 from mm_assets.errors import MmAssetsError
+from mm_assets.orchestration.event_log import RunEvents
+from mm_assets.orchestration.events import Checked, Event
 from mm_assets.orchestration.jobs import partition_executor
 from mm_assets.orchestration.partitions import check_job_name, shard_partitions
-from mm_assets.orchestration.recorder import Checked, Event, RunEvents
-from mm_assets.orchestration.report import check_results, failed_checks, failed_observation, failed_said
+from mm_assets.orchestration.report import check_results, failed_observation, failed_said
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, tag_process
@@ -69,7 +70,7 @@ def _check(context: dg.OpExecutionContext, dataset: DatasetStore) -> None:
             failed.append(StageFailure.of(error, stage=stage.name, partition=key))
             continue
         events += [Checked(found, key) for found in check_results(spec, result)]
-        if (failure := failed_checks(result)) is not None:
+        if (failure := result.record.failure) is not None:
             failed.append(failure)
     RunEvents.of(context, spec).store([*events, *(failed_observation(spec, failure) for failure in failed)])
     if failed:

@@ -21,16 +21,17 @@ import dagster as dg
 from mm_assets.errors import ConfigError, MmAssetsError, SourceError, first_line
 from mm_assets.orchestration.checks import settled_checks
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
+from mm_assets.orchestration.event_log import is_known_manifest
 from mm_assets.orchestration.load import LoadRuns, declared_in
 from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import add_partitions, shard_partitions
-from mm_assets.orchestration.recorder import Recorder, is_known_manifest, is_unavailable, unrecorded_message
+from mm_assets.orchestration.recorder import is_unavailable, unrecorded_message
 from mm_assets.orchestration.report import manifest_result
 from mm_assets.orchestration.viewer import expect_viewer
 from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.dagster_home import find_dagster_home, missing_databases
 from mm_assets.pipeline.load.engine import Engine
-from mm_assets.pipeline.load.tasks import LoadEnd, PartitionRun, load_partitions
+from mm_assets.pipeline.load.tasks import LoadEnd, PartitionRun
 from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.claims import Claims, Slice
@@ -327,38 +328,20 @@ def run_load(
     state, load, failures = present or DatasetState(dataset), str(uuid.uuid4()), list[str]()
     stage = "" if first is None else first.name
     runs = LoadRuns(state, load, found, keys=keys, report=report, first_stage=stage, waits=waits)
-    recorder = Recorder(dataset, runs.execute, state=state, load=load, running=keys, report=report)
-    runs.recorder = recorder
 
     def ended(one: PartitionReport) -> None:
-        recorder.add(one)
         observed(PartitionRun.of(spec.name, one))
 
     end = LoadEnd()
     try:
-        with Claims(dataset, load) as claims, recorder:
-            if spec.pool is not None:  # its limit is in the database
-                recorder.wait_until_begun()
-            end = load_partitions(
-                state,
-                keys,
-                claims=claims,
-                engine=engine,
-                first=first,
-                part=part,
-                waits=waits,
-                ended=ended,
-                built=recorder.add_manifest,
-                report=report,
-                warned=recorder.warn,
-            )
-            recorder.error = end.refusal
+        with Claims(dataset, load) as claims:
+            end = runs.load(claims=claims, engine=engine, first=first, part=part, waits=waits, ended=ended)
     except MmAssetsError as error:
         failures.append(str(error))
     if end.refusal:
         failures.append(end.refusal)
-    if recorder.unrecorded:
-        failures.append(unrecorded_message(spec, recorder.unrecorded))
+    if runs.recorder.unrecorded:
+        failures.append(unrecorded_message(spec, runs.recorder.unrecorded))
     checks = () if end.manifest is None else manifest_result(spec, end.manifest).check_results or ()
     return LoadResult(
         run_id=load,
@@ -394,9 +377,7 @@ def sync(dataset: DatasetStore, *, makes_manifest: bool = False) -> Recorded:
     state, load = DatasetState(dataset), str(uuid.uuid4())
     partitions = tuple(state.partitions.values())
     found = Registration(partitions=partitions, added=(), changed=(), removed=(), unsettled=(), seen={})
-    runs = LoadRuns(state, load, found)
-    recorder = Recorder(dataset, runs.execute, state=state, load=load, attempts=True)
-    runs.recorder = recorder
+    recorder = LoadRuns(state, load, found, attempts=True).recorder
     with recorder:
         recorder.add_manifest(report)
     if recorder.unrecorded:

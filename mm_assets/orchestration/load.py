@@ -15,27 +15,30 @@ from pydantic import Field
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.checks import settled_checks
+from mm_assets.orchestration.event_log import RunEvents
+from mm_assets.orchestration.events import EventSink
 from mm_assets.orchestration.interrupts import sigterm_kept
 from mm_assets.orchestration.monitoring import MAX_RUNTIME_TAG, has_no_worker
 from mm_assets.orchestration.observed_shards import log_skipped, observe_shards
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
-from mm_assets.orchestration.recorder import EventSink, Recorder, RunEvents, RunRecording, unrecorded_message
+from mm_assets.orchestration.recorder import Recorder, RunRecording, unrecorded_message
 from mm_assets.orchestration.report import failed_said, losses_of_failed
 from mm_assets.orchestration.resources import StorageRoot, open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     LOAD_TAG,
-    MAX_PARTITIONS_IN_CONFIG,
     MAX_RETRIES_TAG,
     claimed_run,
-    end_dead_loads,
     full_pool_said,
+    live_runs,
     load_config,
     process_tags,
 )
 from mm_assets.orchestration.shown import failure_of, shown_cause
+from mm_assets.pipeline.load.engine import Engine
 from mm_assets.pipeline.load.engine_choice import open_engine
 from mm_assets.pipeline.load.processes import num_processors
-from mm_assets.pipeline.load.tasks import load_partitions
+from mm_assets.pipeline.load.tasks import LoadEnd, load_partitions
+from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.claims import Claims
 from mm_assets.pipeline.state.folder import DatasetStore
@@ -100,7 +103,7 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
     ) -> dg.Failure | None:
         found = register(dataset, allow_empty=True)
         log_skipped(context.log, found)
-        end_dead_loads(context.instance, dataset)
+        live_runs(context.instance, dataset, load_job_name(spec))  # it ends the dead ones
         first = stage_named(config.first_stage, option="first_stage", specs=[spec]) if config.first_stage else None
         state = DatasetState(dataset)
         keys = config.partitions or chosen_partitions(state, first=first)
@@ -113,39 +116,26 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
         options = spec.engine.model_copy(update={"jobs": config.jobs} if config.jobs else {})
         with sigterm_kept():
             opened = open_engine(options, jobs=num_processors(), most=len(keys))
-        runs = LoadRuns(state, context.run_id, found, context=context)
-        recorder = Recorder(dataset, runs.execute, state=state, load=context.run_id, running=keys)
-        runs.recorder = recorder
-        with opened as engine, recorder:
-            end = load_partitions(
-                state,
-                keys,
-                claims=claims,
-                engine=engine,
-                first=first,
-                waits=config.waits,
-                ended=recorder.add,
-                built=recorder.add_manifest,
-                report=recorder.warn,
-                warned=recorder.warn,
-            )
-            recorder.error = end.refusal
+        runs = LoadRuns(state, context.run_id, found, context=context, keys=keys)
+        with opened as engine:
+            runs.load(claims=claims, engine=engine, first=first, waits=config.waits)
         return runs.failure(runs.own)
 
-    return load_job(spec, drive)
+    return load_job(spec, drive, pool=spec.pool)
 
 
 class LoadRuns:
-    """The runs of Dagster that record one load, one after the other.
+    """A load and the runs of Dagster that record it, one after the other.
 
     Args:
         state: the dataset as it was listed.
         load: id of the load, and of its first run.
         found: what registration found, for Dagster to know too.
         context: of the run that executes the load, if Dagster has started it.
-        keys: the partitions that the configuration of runs names.
-        report: called with a line if the first run waits for a slot of its pool.
-        config: the rest of their configuration, as of `load_config`.
+        keys: the partitions that the load runs.
+        attempts: as of a `Recorder`.
+        report: called with each line on what the load waits for; None writes these into the log of its run.
+        config: the rest of the configuration of runs, as of `load_config`.
 
     Attributes:
         recorder: what stores events in them.
@@ -160,21 +150,61 @@ class LoadRuns:
         *,
         context: dg.OpExecutionContext | None = None,
         keys: Sequence[str] = (),
-        report: Callable[[str], object] = lambda _: None,
+        attempts: bool = False,
+        report: Callable[[str], object] | None = None,
         **config: Any,
     ) -> None:
         self._dataset = state.dataset
-        self._num_partitions = len(state.partitions)
+        self._state = state
         self._load = load
         self._found = found
         self._context = context
-        self._keys = keys if len(keys) <= MAX_PARTITIONS_IN_CONFIG else ()
-        self._report = report
+        self._keys = keys
         self._config = config
         self._unfinished = ""  # id of a run whose end may not have been recorded
         self._has_run = False
-        self.recorder: Recorder | None = None
         self.own: RunRecording | None = None
+        self.recorder = Recorder(
+            self._dataset,
+            self.execute,
+            state=state,
+            load=load,
+            running=keys,
+            attempts=attempts,
+            report=report or (lambda _: None),
+        )
+        self._report = report or self.recorder.warn
+
+    def load(
+        self, *, ended: Callable[[PartitionReport], object] = lambda _: None, engine: Engine, **options: Any
+    ) -> LoadEnd:
+        """Runs the partitions as `load_partitions`, with its `options`, and records that; errors likewise.
+
+        Args:
+            ended: called with the report of each partition as it ends.
+            engine: where they run.
+            options: of `load_partitions`.
+        """
+
+        def end_partition(report: PartitionReport) -> None:
+            self.recorder.add(report)
+            ended(report)
+
+        with self.recorder as recorder:
+            if self._context is None and (pool := self._dataset.spec.pool) is not None:
+                recorder.wait_until_begun(pool)
+            end = load_partitions(
+                self._state,
+                self._keys,
+                engine=engine,
+                ended=end_partition,
+                built=recorder.add_manifest,
+                report=self._report,
+                warned=recorder.warn,
+                **options,
+            )
+            recorder.error = end.refusal
+        return end
 
     def execute(self, body: Callable[[EventSink], RunRecording]) -> None:
         """Calls a function with the sink of a run, in the run that Dagster has started, or in another one.
@@ -198,8 +228,8 @@ class LoadRuns:
         instance, spec = context.instance, self._dataset.spec
         if self._found is not None:
             observe_shards(instance, spec, self._found, add_partitions(instance, spec, self._found.partitions))
-        settled, line = settled_checks(instance, spec, self._num_partitions)
-        if line is not None and self.recorder is not None:
+        settled, line = settled_checks(instance, spec, len(self._state.partitions))
+        if line is not None:
             self.recorder.warn(line)
         self._found = None
         return RunEvents.of(context, settled)
@@ -211,7 +241,7 @@ class LoadRuns:
             if run is not None and not run.is_finished:
                 instance.report_run_failed(run, "Dagster's database was unavailable when this run ended")
         if not self._has_run:
-            end_dead_loads(instance, self._dataset)
+            live_runs(instance, self._dataset, load_job_name(spec))  # it ends the dead ones
             if (line := full_pool_said(instance, self._dataset)) is not None:
                 self._report(line)
         run_id = str(uuid.uuid4()) if self._has_run else self._load
@@ -235,7 +265,8 @@ class LoadRuns:
         label = f"{_REPOSITORY}@{location}" if location else None
         if origin is not None:
             label = origin.repository_origin.get_label()
-        result = load_job(spec, drive).execute_in_process(
+        # The run that Dagster has started has a slot of the pool until this one has ended.
+        result = load_job(spec, drive, pool=spec.pool if self._context is None else None).execute_in_process(
             run_config={**_QUIET, **load_config(spec, self._keys, **self._config)},
             instance=instance,
             raise_on_error=False,
@@ -257,7 +288,6 @@ class LoadRuns:
 
     def failure(self, recording: RunRecording | None) -> dg.Failure | None:
         """Returns why a run failed by what it recorded, and by what ended the load; None if it did not."""
-        assert self.recorder is not None
         recording = recording or RunRecording()
         spec, failed, lines = self._dataset.spec, recording.failed, list[str]()
         if self.recorder.error:
@@ -274,10 +304,12 @@ class LoadRuns:
         return dg.Failure(description="\n".join(lines), metadata=metadata, allow_retries=False)
 
 
-def load_job(spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext, LoadConfig], object]) -> dg.JobDefinition:
-    """A job of one step, in one process, that calls a driver."""
+def load_job(
+    spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext, LoadConfig], object], *, pool: str | None
+) -> dg.JobDefinition:
+    """A job of one step, in one process, that calls a driver; the step needs a slot of a pool, if one is named."""
 
-    @dg.op(name=load_op_name(spec), pool=spec.pool, required_resource_keys={resource_key(spec)})
+    @dg.op(name=load_op_name(spec), pool=pool, required_resource_keys={resource_key(spec)})
     def run_load(context: dg.OpExecutionContext, config: LoadConfig) -> None:
         drive(context, config)
 

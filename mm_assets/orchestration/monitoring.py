@@ -3,7 +3,7 @@
 The daemon asks the run launcher after the Ray job, or the Kubernetes Job, of each run that is started, and fails a run
 that has none. Runs that a process records by itself have none: those of a command, and the further runs of a load. For
 them Dagster has the status "suspended": started, in progress, without a worker on purpose. It takes no place in the
-queue, and it is left when the run ends. A run whose process is gone is ended by `runs.end_dead_loads`.
+queue, and it is left when the run ends. A run whose process is gone is ended by `runs.live_runs`.
 """
 
 import os

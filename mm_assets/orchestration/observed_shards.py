@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import dagster as dg
 
 from mm_assets.errors import MmAssetsError, masked_urls
+from mm_assets.orchestration.event_log import RunEvents
 from mm_assets.orchestration.lineage import copy_schema, shards_asset
 from mm_assets.orchestration.partitions import add_partitions, shard_partitions, shards_key
-from mm_assets.orchestration.recorder import RunEvents
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.shown import failure_of, shown_cause
 from mm_assets.orchestration.viewer import viewer_link

@@ -1,89 +1,50 @@
-"""The recorder: turns records, attempts and manifests of a dataset's folder into events of runs of Dagster.
+"""The recorder: reads what a load did from the dataset's folder, and stores it as events of runs of Dagster.
 
 Files are the truth, and Dagster shows them: what is published and not recorded, because a load was killed or the
 database was unavailable, is recorded by the next load or by ``mm-assets sync``. A recorder has a thread and a queue of
 its own, so that nothing waits for the database. The queue holds names of files, and the latest reports of partitions,
 which also have previews; without a report the file is read.
-
-Only this module uses private names of Dagster. They store the events of many partitions in one transaction; without
-them each event is stored by the public call.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import sqlite3
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, Protocol, Self
+from typing import Self
 
-import dagster as dg
 import sqlalchemy
 import sqlalchemy.exc
-from dagster import DagsterEventType
 
-from mm_assets.errors import MmAssetsError, SchemaMismatchError, masked_urls
-from mm_assets.orchestration.checks import UNIQUE_IDS
-from mm_assets.orchestration.partitions import asset_key, code_version, shards_key
-from mm_assets.orchestration.report import (
-    MaterializeResult,
-    check_results,
-    end_of,
-    export_result,
-    failed_observation,
-    manifest_result,
-    published_result,
-    stage_result,
-    stage_version,
-)
-from mm_assets.orchestration.rollup import failed_before, rolled_up
-from mm_assets.orchestration.runs import Attempt, attempt_tags, failed_attempts
-from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage, export_stage
+from mm_assets.errors import SourceError, masked_urls
+from mm_assets.orchestration.events import Event, EventSink, Line, PartitionEvents, manifest_events
+from mm_assets.pipeline.chain import PUBLISHED, export_stage
 from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.partition.stage_run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.added_streams import carried_over
 from mm_assets.pipeline.state.claims import CLAIM_SECONDS, Claims
-from mm_assets.pipeline.state.exports import complete_exports, export_folders, read_export
+from mm_assets.pipeline.state.exports import complete_exports, export_folders
 from mm_assets.pipeline.state.folder import ATTEMPTS, DatasetStore
 from mm_assets.pipeline.state.manifests import ManifestReport
-from mm_assets.pipeline.state.records import Record, StageFailure, StageRecord
+from mm_assets.pipeline.state.records import StageFailure
 from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.storage.retry import Retry
 
-__all__ = [
-    "DATABASE",
-    "Checked",
-    "EventSink",
-    "Line",
-    "Made",
-    "Planned",
-    "Recorder",
-    "RunEvents",
-    "RunRecording",
-    "forget_planned_checks",
-    "is_known_manifest",
-    "is_unavailable",
-    "unrecorded_message",
-]
+__all__ = ["DATABASE", "Recorder", "RunRecording", "is_unavailable", "unrecorded_message"]
 
 MAX_PARTITIONS_OF_RUN = 1000  # a run has 25 events of each partition, and its page reads all
 _MAX_BATCH = 32  # partitions that are stored in one transaction
 _MAX_REPORTS = 64  # in memory: each may have pictures
 _LINGER_SECONDS = 0.5  # in which further partitions join a transaction
 _LOOK_SECONDS = 2.0  # between looks at the claims of other loads
+_MAX_QUIET_SECONDS = 10.0  # for a run to begin, after which it is reported what the load waits for
 _MAX_SILENCE_SECONDS = 120.0  # of a database that neither takes nor refuses anything, at the end of a load
 _CANCEL_SECONDS = 3.0  # for the end of a run that is canceled
 _MAX_NAMES_IN_MESSAGE = 10
-_TAG = "dagster/"
-_VERSION, _CODE = f"{_TAG}data_version", f"{_TAG}code_version"
 _MANIFEST = "manifest.json"
 _UNAVAILABLE = (
     ConnectionError,
@@ -92,8 +53,6 @@ _UNAVAILABLE = (
     sqlalchemy.exc.TimeoutError,
 )
 _GAVE_UP = "DagsterPostgresException"  # of dagster-postgres, which is not a requirement of ours
-_log = logging.getLogger(__name__)
-_Entry: Any = dg.EventLogEntry  # its constructor has no annotations
 
 
 # -- the database
@@ -118,100 +77,6 @@ DATABASE: Retry[BaseException] = Retry(pauses=(1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 
 def _describe(error: BaseException) -> str:
     """Returns an error of a database in one line; the statement is in the others."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-# -- events
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """A materialization.
-
-    Attributes:
-        result: what was made.
-        partition: partition key, if it is of a partition.
-        inputs: data version of each asset that it was made from.
-        code_version: what it was made with.
-    """
-
-    result: MaterializeResult
-    partition: str | None = None
-    inputs: Mapping[dg.AssetKey, str] = field(default_factory=dict)
-    code_version: str | None = None
-
-    @property
-    def asset_key(self) -> dg.AssetKey:
-        """The asset."""
-        assert self.result.asset_key is not None
-        return dg.AssetKey.from_coercible(self.result.asset_key)
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The result of a check, of a partition or, with None, of all."""
-
-    result: dg.AssetCheckResult
-    partition: str | None
-
-    @property
-    def asset_key(self) -> dg.AssetKey:
-        """The asset that was checked."""
-        assert self.result.asset_key is not None
-        return dg.AssetKey.from_coercible(self.result.asset_key)
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """That a run was to make an asset of a partition: if it never does, and fails, Dagster shows it as failed."""
-
-    asset_key: dg.AssetKey
-    partition: str
-    tags: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of a run's log, of a level as in `logging`."""
-
-    level: int
-    text: str
-
-
-Event = Made | Checked | Planned | Line | dg.AssetObservation
-
-
-class EventSink(Protocol):
-    """Where a recorder stores the events of one run, and asks what is stored already.
-
-    Attributes:
-        spec: the declaration, with `checks` as it applies.
-    """
-
-    spec: DatasetSpec
-
-    def versions(self, stage: Stage, keys: Collection[str] | None) -> Mapping[str, str]:
-        """Returns the data version of the latest materialization of each partition; None asks for all partitions."""
-        ...
-
-    def code_version(self, stage: Stage, key: str) -> str | None:
-        """Returns the code version of the latest materialization of a partition."""
-        ...
-
-    def failures(self) -> Mapping[str, Attempt]:
-        """Returns the latest failure of each partition before this run."""
-        ...
-
-    def failed_checks(self, result: dg.AssetCheckResult) -> Mapping[str, str]:
-        """Returns the partitions that the latest result of an asset's check names, with what its rules found."""
-        ...
-
-    def knows_manifest(self, digest: str) -> bool:
-        """Whether the manifest with this digest is the latest one."""
-        ...
-
-    def store(self, events: Sequence[Event]) -> None:
-        """Stores events, all or none; raises what the database does."""
-        ...
 
 
 # -- the recorder
@@ -266,8 +131,9 @@ class RunRecording:
 class Recorder:
     """Records what a load does, in a thread. Used in a `with` block, whose end waits until everything is recorded.
 
-    That wait ends when the database has refused every attempt of the policy. An interruption of the block ends it at
-    once, and cancels the run: the next load records the rest.
+    That wait ends when the database has refused every attempt of the policy. What does not pass, such as a run that
+    fails before its first step, ends the recording after as many attempts, also while the load runs. An interruption of
+    the block ends the wait at once, and cancels the run: the next load records the rest.
 
     Args:
         dataset: the dataset's folder.
@@ -276,7 +142,7 @@ class Recorder:
         load: id of the load.
         running: partitions that the load runs, which are not caught up with.
         attempts: whether failures that are not recorded are caught up with too.
-        report: called with a line when the database begins to refuse.
+        report: called with a line when the database begins to refuse, and when the recording has ended early.
         retry: how long it is tried again.
 
     Attributes:
@@ -310,7 +176,8 @@ class Recorder:
         self._items = deque([_Item(state=state)])
         self._num_reports = 0
         self._condition = threading.Condition()
-        self._is_closed = self._is_canceled = self._has_given_up = False
+        self._is_closed = self._is_canceled = False
+        self._given_up = ""  # why nothing more is recorded
         self._is_caught_up = self._is_postponed = self._has_left = False
         self._num_refused = 0
         self._num_stored = 0
@@ -351,7 +218,10 @@ class Recorder:
             num_stored = self._num_stored
             self._thread.join(_MAX_SILENCE_SECONDS)
         if self._items:
-            self._give_up(f"the database has not answered for {_MAX_SILENCE_SECONDS:.0f} seconds")
+            pool = self._dataset.spec.pool
+            slot = f", or the run waits for a slot of the pool {pool!r}" if pool else ""
+            silence = f"the database has not answered for {_MAX_SILENCE_SECONDS:.0f} seconds{slot}"
+            self._give_up(self._given_up or silence)
 
     def _cancel(self) -> None:
         with self._condition:
@@ -359,10 +229,18 @@ class Recorder:
             self._condition.notify_all()
         self._thread.join(_CANCEL_SECONDS)
 
-    def wait_until_begun(self) -> None:
-        """Waits for the first run to begin: it may wait for a slot of a pool."""
-        while not self._begun.wait(1.0) and self._thread.is_alive():
-            pass
+    def wait_until_begun(self, pool: str) -> None:
+        """Waits for the first run to begin: it may wait for a slot of a pool, which takes as long as other loads do.
+
+        Raises:
+            SourceError: Dagster, which has the limit of the pool, has refused every attempt of the policy.
+        """
+        if not self._begun.wait(_MAX_QUIET_SECONDS):
+            self._report(f"waiting for Dagster to begin the run of the load, which needs a slot of the pool {pool!r}")
+        while not self._begun.wait(_LOOK_SECONDS):
+            if self._num_refused > len(self._retry.pauses) or not self._thread.is_alive():
+                detail = f"has the limit of the pool {pool!r}, and its database is unavailable: nothing was run"
+                raise SourceError("Dagster", f"{detail}; run the command again when it is back")
 
     def add(self, report: PartitionReport) -> None:
         """Has a partition recorded that was published, or failed; never waits."""
@@ -402,7 +280,7 @@ class Recorder:
     # -- the thread
 
     def _work(self) -> None:
-        while not self._has_given_up:
+        while not self._given_up:
             num_stored = self._num_stored
             try:
                 self._execute(self._record_run)
@@ -458,7 +336,7 @@ class Recorder:
             self.unrecorded[items[0].title] = _describe(error)
             done = []
         with self._condition:
-            if self._has_given_up:
+            if self._given_up:
                 return
             for _ in items:
                 self._num_reports -= (item := self._items.popleft()).report is not None and bool(item.name)
@@ -470,20 +348,22 @@ class Recorder:
                 self.num_published += 1
             else:
                 self.failed.append(report.partition)
-            if report.record is None or report.failure is not None:
-                recording.failed[report.partition] = end_of(report)
+            if report.end is not None:
+                recording.failed[report.partition] = report.end
 
     def _refused(self, error: BaseException) -> None:
-        """Waits before the next attempt; after the last of a load that has ended, gives up."""
-        reason = _describe(error)
-        pauses = self._retry.waits()
+        """Waits before the next attempt; gives up after the last one unless the load goes on and the error may pass."""
+        reason, may_pass, pauses = _describe(error), self._retry.may_pass(error), self._retry.waits()
         with self._condition:
             number, is_closed = self._num_refused, self._is_closed
             self._num_refused += 1
-        if not number and not is_closed:
+        if not number and not is_closed and may_pass:
             self._report(f"Dagster's database is unavailable, and partitions are recorded later: {reason}")
-        if is_closed and (number >= len(pauses) or not self._retry.may_pass(error)):
+        is_last = number >= len(pauses)
+        if (is_last and (is_closed or not may_pass)) or (is_closed and not may_pass):
             self._give_up(reason)
+            if not is_closed:
+                self._report(f"partitions are published and not recorded, since Dagster fails each time: {reason}")
             return
         with self._condition:
             self._condition.wait_for(
@@ -492,7 +372,7 @@ class Recorder:
 
     def _give_up(self, reason: str) -> None:
         with self._condition:
-            self._has_given_up = True
+            self._given_up = reason
             self.unrecorded |= {item.title: reason for item in self._items if item.name or item.report is not None}
             self._items.clear()
 
@@ -510,10 +390,10 @@ class Recorder:
             elif isinstance(item.report, PartitionReport):
                 reports.append((item.report, not item.was_tried))
         reports += [(report, False) for report in self._read(item.name for item in items if item.report is None)]
-        events += _PartitionEvents(sink, self._state, reports).events()
+        events += PartitionEvents(sink, self._state, reports).events()
         made_manifest = False
         if manifests := [item for item in items if item.name == _MANIFEST]:  # the last one is the newest
-            found = _manifest_events(sink, self._dataset, manifests[-1].report)
+            found = manifest_events(sink, self._dataset, manifests[-1].report)
             made_manifest = bool(found)
             events += found
         for item in items:
@@ -535,20 +415,11 @@ class Recorder:
                 key = name.partition("/")[2].removesuffix(".json")
                 attempt = self._dataset.attempt(key)
                 if attempt is not None:
-                    results = {s.name: self._result(record) for s, record in attempt.stages.items()}
-                    if attempt.failure is not None or not all(result.passed for result in results.values()):
-                        yield PartitionReport(  # else the run was killed, which is not a failure
-                            partition=key,
-                            results=results,
-                            record=None,
-                            failure=attempt.failure,
-                            seconds=0.0,
-                            peak_memory=0,
-                        )
-
-    def _result(self, record: StageRecord) -> StageResult:
-        urls = {name: self._dataset.store.url_of(file.path) for name, file in record.files.items()}
-        return StageResult.of_record(record, urls)
+                    store = self._dataset.store
+                    results = {s.name: StageResult.of_record(record, store) for s, record in attempt.stages.items()}
+                    report = PartitionReport(partition=key, results=results, failure=attempt.failure)
+                    if report.end is not None:  # else the run was killed, which is not a failure
+                        yield report
 
     def _catch_up(self, sink: EventSink, state: DatasetState) -> None:
         """Adds the names of what Dagster does not know, unless another load is active, which records its own."""
@@ -607,433 +478,3 @@ def unrecorded_message(spec: DatasetSpec, unrecorded: Mapping[str, str]) -> str:
     reasons = "; ".join(dict.fromkeys(unrecorded.values()))
     advice = f"the next load or `mm-assets sync --dataset {spec.name}` records them"
     return f"not recorded in Dagster: {names} ({len(unrecorded):,} in all): {reasons}: {advice}"
-
-
-class _PartitionEvents:
-    """The events of some partitions.
-
-    Args:
-        sink: where they are stored.
-        state: the dataset, for the recipes of partitions that failed.
-        reports: of the partitions, and whether what one says that it did is certainly not stored.
-    """
-
-    def __init__(self, sink: EventSink, state: DatasetState, reports: Sequence[tuple[PartitionReport, bool]]) -> None:
-        self._sink = sink
-        self._spec = sink.spec
-        self._state = state
-        self._reports = reports
-        self._known: dict[Stage, Mapping[str, str]] = {}
-        self._exports = [(options, export_stage(options)) for options in self._spec.exports]
-        self._rolled_up: dict[str, list[tuple[dg.AssetCheckResult, str]]] = {}
-
-    def events(self) -> Iterator[Event]:
-        for report, is_new in self._reports:
-            yield from self._of(report, is_new)
-        for results in self._rolled_up.values():
-            yield Checked(rolled_up(self._sink.failed_checks(results[0][0]), results, is_gate=False), None)
-
-    def _of(self, report: PartitionReport, is_new: bool) -> Iterator[Event]:
-        key, record = report.partition, report.record
-        records = {} if record is None else dict(record.stages)
-        results = {STAGE_OF_FILE[next(iter(r.record.files))]: r for r in report.results.values()}
-        made_with = {stage: result.record.made_with for stage, result in results.items()}
-        made_with |= {stage: one.made_with for stage, one in records.items()}
-        # A report of a run that failed has the stages that ran: then those before it were up to date.
-        given = made_with if RAW_SHARDS in made_with else None
-        for stage in CHAIN:
-            result = results.get(stage)
-            is_missing = result is None or not is_new
-            if result is None and stage in records:
-                store = self._state.dataset.store
-                urls = {name: store.url_of(file.path) for name, file in records[stage].files.items()}
-                result = StageResult.of_record(records[stage], urls)
-            if result is None:
-                continue
-            code = code_version(self._spec, stage, given)
-            if not (is_missing and self._is_known(stage, key, stage_version(result.record), code)):
-                yield from self._stage(stage, result, key, code)
-        if record is not None:
-            made_with[PUBLISHED] = PUBLISHED.made_with(self._spec)
-            if (is_new and report.results) or not self._is_known(PUBLISHED, key, record.recipe):
-                code = code_version(self._spec, PUBLISHED, made_with)
-                inputs = {asset_key(self._spec, STAGE_OF_FILE[form]): f.sha256 for form, f in record.packed.items()}
-                yield Made(result=published_result(self._spec, record), partition=key, inputs=inputs, code_version=code)
-            yield from self._exported(report, record, made_with)
-            return
-        if not report.is_refused:
-            yield from self._failure(report)
-        if report.failure is not None:
-            level = logging.WARNING if report.is_refused else logging.ERROR
-            yield Line(level, f"{key}: {report.failure.stage}: {report.failure.said}")
-
-    def _exported(
-        self, report: PartitionReport, record: Record, made_with: Mapping[Stage, Mapping[str, str]]
-    ) -> Iterator[Event]:
-        """Yields the exports of a published partition, and the one that failed."""
-        key, dataset = report.partition, self._state.dataset
-        for options, stage in self._exports:
-            folder = export_folders(dataset, options, [record.listed])[key]
-            if self._is_known(stage, key, folder):
-                continue
-            made = report.exports.get(options.asset)
-            with suppress(SchemaMismatchError):  # the next export of the partition reports it
-                made = made or read_export(dataset, options, folder)
-            if made is not None:
-                result = export_result(self._spec, options, key, made)
-                code = code_version(self._spec, stage, {**made_with, stage: stage.made_with(self._spec)})
-                inputs = {asset_key(self._spec, PUBLISHED): record.recipe}
-                yield Made(result=result, partition=key, inputs=inputs, code_version=code)
-                yield from (Checked(check, key) for check in result.check_results or ())
-            elif report.failure is not None and report.failure.stage == stage.name:
-                yield Planned(asset_key(self._spec, stage), key, {})
-                yield failed_observation(self._spec, report.failure)
-                yield Line(logging.ERROR, f"{key}: {report.failure.stage}: {report.failure.said}")
-
-    def _is_known(self, stage: Stage, key: str, version: str, code: str | None = None) -> bool:
-        if stage not in self._known:
-            self._known[stage] = self._sink.versions(stage, [report.partition for report, _ in self._reports])
-        is_equal = self._known[stage].get(key) == version
-        return is_equal and (code is None or self._sink.code_version(stage, key) == code)
-
-    def _stage(self, stage: Stage, result: StageResult, key: str, code: str | None) -> Iterator[Event]:
-        checks = check_results(self._spec, result)
-        if self._spec.checks == "rollup":
-            for check in checks:
-                self._rolled_up.setdefault(result.record.stage, []).append((check, key))
-            checks = []
-        inputs = {
-            asset_key(self._spec, STAGE_OF_FILE[name]): version
-            for name, version in result.record.inputs.items()
-            if name in STAGE_OF_FILE
-        }
-        yield Made(result=stage_result(self._spec, result, ()), partition=key, inputs=inputs, code_version=code)
-        for check in checks:
-            yield Checked(check, key)
-
-    def _failure(self, report: PartitionReport) -> Iterator[Event]:
-        """Yields that the rest of a partition was to be made, and why it failed."""
-        key, failure = report.partition, end_of(report)
-        tags = attempt_tags(self._state.recipes.get(key, ""), self._sink.failures().get(key))
-        names = [stage.name for stage in CHAIN]
-        for stage in CHAIN[names.index(failure.stage) : CHAIN.index(PUBLISHED) + 1]:
-            if stage.is_made(self._spec) and stage.name not in report.results:
-                yield Planned(asset_key(self._spec, stage), key, tags)
-        yield failed_observation(self._spec, failure)
-
-
-def _manifest_events(sink: EventSink, dataset: DatasetStore, report: object) -> list[Event]:
-    """Returns the events of a manifest, of the newest one without a report; none if Dagster knows it."""
-    if not isinstance(report, ManifestReport):
-        content = dataset.store.found_bytes(_MANIFEST)
-        if content is None:
-            return []
-        try:
-            state = DatasetState(dataset)
-            report = ManifestReport(
-                digest=hashlib.sha256(content).hexdigest(),
-                manifest=json.loads(content),
-                url=dataset.store.url_of(_MANIFEST),
-                state=state,
-                left_out={
-                    key: state.fault(key) or "published since"
-                    for key in sorted(state.partitions.keys() - state.listed.keys())
-                },
-                missing_streams=carried_over(state, state.listed).missing,
-            )
-        except (MmAssetsError, ValueError, KeyError, TypeError) as error:
-            return [Line(logging.WARNING, f"the manifest is not recorded: {error!r}: `mm-assets run` builds it again")]
-    if sink.knows_manifest(report.digest):
-        return []
-    result = manifest_result(sink.spec, report)
-    return [Made(result=result), *(Checked(check, None) for check in result.check_results or ())]
-
-
-# -- Dagster
-
-
-def is_known_manifest(instance: dg.DagsterInstance, spec: DatasetSpec, digest: str) -> bool:
-    """Whether the manifest with this digest is Dagster's latest one."""
-    latest = _latest(instance, asset_key(spec, MANIFEST))
-    return latest is not None and _tags(latest).get(_VERSION) == digest
-
-
-def _latest(instance: dg.DagsterInstance, asset: dg.AssetKey, partition: str | None = None) -> Any:
-    """Returns the record of the latest materialization of an asset, or of a partition of it; None if there is none."""
-    wanted = dg.AssetRecordsFilter(asset, asset_partitions=None if partition is None else [partition])
-    return next(iter(instance.fetch_materializations(wanted, limit=1).records), None)
-
-
-def _tags(record: dg.EventLogRecord) -> Mapping[str, str]:
-    made = record.asset_materialization
-    return {} if made is None else made.tags or {}
-
-
-class RunEvents:
-    """Stores events of one step of a run in Dagster's event log.
-
-    Args:
-        instance: of the run.
-        spec: the declaration.
-        run_id: the run's; empty for events without a run.
-        job_name: the run's job.
-        step_key: the step, if there is one.
-    """
-
-    def __init__(
-        self,
-        instance: dg.DagsterInstance,
-        spec: DatasetSpec,
-        *,
-        run_id: str,
-        job_name: str,
-        step_key: str | None,
-    ) -> None:
-        self._instance = instance
-        self.spec = spec
-        self._run_id = run_id
-        self._job_name = job_name
-        self._step_key = step_key
-        self._has_warned = False
-        self._failures: Mapping[str, Attempt] | None = None
-        self._observed: Mapping[str, int] | None = None
-        self._made: dict[tuple[dg.AssetKey, str | None], Any] = {}  # latest materializations of the events at hand
-
-    @classmethod
-    def of(cls, context: dg.OpExecutionContext, spec: DatasetSpec) -> Self:
-        """Returns those of the run of an op, for a declaration whose `checks` are settled."""
-        step = context.op_def.name
-        return cls(context.instance, spec, run_id=context.run_id, job_name=context.job_name, step_key=step)
-
-    def versions(self, stage: Stage, keys: Collection[str] | None) -> Mapping[str, str]:
-        """Returns the data version of the latest materialization of each partition; None asks for all partitions."""
-        found = self._instance.event_log_storage.get_latest_tags_by_partition(
-            asset_key(self.spec, stage),
-            DagsterEventType.ASSET_MATERIALIZATION,
-            [_VERSION],
-            asset_partitions=None if keys is None else list(keys),
-        )
-        return {key: tags[_VERSION] for key, tags in found.items() if _VERSION in tags}
-
-    def code_version(self, stage: Stage, key: str) -> str | None:
-        """Returns the code version of the latest materialization of a partition."""
-        latest = _latest(self._instance, asset_key(self.spec, stage), key)
-        return None if latest is None else _tags(latest).get(_CODE)
-
-    def failures(self) -> Mapping[str, Attempt]:
-        """Returns the latest failure of each partition before this run; the events of earlier runs are read once."""
-        if self._failures is None:
-            self._failures = failed_attempts(self._instance, self.spec)
-        return self._failures
-
-    def failed_checks(self, result: dg.AssetCheckResult) -> Mapping[str, str]:
-        """Returns the partitions that the latest result of an asset's check names, with what its rules found."""
-        return failed_before(self._instance, result)
-
-    def knows_manifest(self, digest: str) -> bool:
-        """Whether the manifest with this digest is Dagster's latest one."""
-        return is_known_manifest(self._instance, self.spec, digest)
-
-    def store(self, events: Sequence[Event]) -> None:
-        """Stores events in one transaction, or one by one by the public call if Dagster's storage has another form."""
-        self._made = {}
-        self._read_latest(events)
-        try:
-            self._store_at_once(events)
-        except (ImportError, AttributeError, TypeError) as error:
-            if not self._has_warned:
-                self._has_warned = True
-                _log.warning("this version of Dagster stores events in another way, so recording is slower: %r", error)
-            self._store_one_by_one(events)
-
-    def _read_latest(self, events: Sequence[Event]) -> None:
-        """Reads the materializations that events refer to and that are not among them: before, a transaction locks."""
-        made: set[tuple[dg.AssetKey, str | None]] = set()
-        for event in events:
-            if isinstance(event, Made):
-                needed = [(asset, event.partition) for asset in event.inputs]
-                if event.asset_key == asset_key(self.spec, RAW_SHARDS) and self._observed is None:
-                    storage = self._instance.event_log_storage
-                    kind = DagsterEventType.ASSET_OBSERVATION
-                    self._observed = storage.get_latest_storage_id_by_partition(shards_key(self.spec), kind)
-            elif isinstance(event, Checked):
-                needed = [(event.asset_key, event.partition)]
-            else:
-                continue
-            for at in needed:
-                if at not in made and at not in self._made:
-                    latest = _latest(self._instance, *at)
-                    self._made[at] = latest and (latest.storage_id, latest.run_id, latest.timestamp)
-            if isinstance(event, Made):
-                made |= {(event.asset_key, event.partition), (event.asset_key, None)}
-
-    def _materialization(self, event: Made) -> dg.AssetMaterialization:
-        """Returns the event that Dagster stores, with what it was made from: else Dagster takes it for outdated."""
-        version = "" if event.result.data_version is None else event.result.data_version.value
-        tags = {_VERSION: version, f"{_TAG}data_version_is_user_provided": "true"}
-        if event.code_version is not None:
-            tags[_CODE] = event.code_version
-        above = {asset: self._made.get((asset, event.partition)) for asset in event.inputs}
-        inputs = [(asset, version, above[asset]) for asset, version in event.inputs.items()]
-        if event.asset_key == asset_key(self.spec, RAW_SHARDS):
-            number = (self._observed or {}).get(event.partition or "")
-            inputs.append((shards_key(self.spec), "", None if number is None else (number,)))
-        for asset, version, latest in inputs:
-            # Of an input with partitions Dagster stores the SHA-256 of the versions of those that were read.
-            name = asset.to_user_string()
-            tags[f"{_TAG}input_data_version/{name}"] = hashlib.sha256(version.encode()).hexdigest()
-            tags[f"{_TAG}input_event_pointer/{name}"] = "NULL" if latest is None else str(latest[0])
-        return dg.AssetMaterialization(
-            event.asset_key, partition=event.partition, metadata=event.result.metadata, tags=tags
-        )
-
-    def _evaluation(self, event: Checked, target: Any) -> dg.AssetCheckEvaluation:
-        """Returns a check result as the event that Dagster stores, with the materialization that it is about."""
-        found = event.result
-        return dg.AssetCheckEvaluation(
-            asset_key=event.asset_key,
-            check_name=found.check_name or "",
-            passed=found.passed,
-            metadata=found.metadata,
-            target_materialization_data=target,
-            severity=found.severity,
-            description=found.description,
-            blocking=found.check_name != UNIQUE_IDS,
-            partition=event.partition,
-        )
-
-    def _store_one_by_one(self, events: Sequence[Event]) -> None:
-        """Stores events by the public call, which takes no `Planned`: pages then show no partitions as failed."""
-        for event in events:
-            if isinstance(event, Made):
-                self._instance.report_runless_asset_event(self._materialization(event))
-            elif isinstance(event, Checked):
-                self._instance.report_runless_asset_event(self._evaluation(event, None))
-            elif isinstance(event, dg.AssetObservation):
-                self._instance.report_runless_asset_event(event)
-            elif isinstance(event, Line):
-                _log.log(event.level, "%s", event.text)
-
-    # -- private names of Dagster
-
-    def _store_at_once(self, events: Sequence[Event]) -> None:
-        """Stores events in one transaction; with SQLite in one for the run's database and one for the common one."""
-        from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
-
-        storage: Any = self._instance.event_log_storage
-        tagged: list[tuple[Any, int]] = []
-        last: dict[tuple[str, str], tuple[Any, int]] = {}  # by asset and type of event
-        with ExitStack() as opened:
-            index = opened.enter_context(storage.index_connection())
-            if not index.in_transaction():  # a server's; SQLite's has begun one
-                index = index.execution_options(isolation_level="READ COMMITTED")
-                opened.enter_context(index.begin())
-            log = index
-            if hasattr(storage, "conn_string_for_shard"):  # committed first: what a kill keeps out of the index is
-                engine = sqlalchemy.create_engine(storage.conn_string_for_shard(self._run_id))  # not recorded
-                opened.callback(engine.dispose)
-                log = opened.enter_context(engine.begin())
-            for event in events:
-                entry = self._entry(event)
-                statement = storage.prepare_insert_event(entry)
-                is_logged = log is not index
-                if is_logged:
-                    log.execute(statement)
-                if is_logged and isinstance(event, Line):
-                    continue
-                number = index.execute(statement).inserted_primary_key[0]
-                if isinstance(event, Made):
-                    where = self._run_id, entry.timestamp
-                    self._made[event.asset_key, event.partition] = self._made[event.asset_key, None] = (number, *where)
-                if isinstance(event, Checked):
-                    self._store_check(index, AssetCheckExecutionsTable, event, entry, number)
-                elif not isinstance(event, Line):
-                    tagged.append((entry, number))
-                    kind = entry.get_dagster_event().event_type_value
-                    last[event.asset_key.to_string(), kind] = entry, number
-            if tagged:
-                storage._store_asset_event_tags(index, *zip(*tagged, strict=True))
-            for _, (entry, number) in sorted(last.items(), key=lambda one: one[0]):  # no two loads wait for each other
-                storage._store_asset_event(index, entry, number)
-
-    def _store_check(self, connection: Any, table: Any, event: Checked, entry: Any, number: int) -> None:
-        target = self._made.get((event.asset_key, event.partition))
-        values = {
-            "asset_key": event.asset_key.to_string(),
-            "check_name": event.result.check_name,
-            "partition": event.partition,
-            "run_id": self._run_id,
-        }
-        if event.partition is None:  # one result of a run, which Dagster replaces
-            same = [table.c[name] == value for name, value in values.items()]
-            connection.execute(table.delete().where(sqlalchemy.and_(*same)))
-        connection.execute(
-            table.insert().values(
-                **values,
-                execution_status="SUCCEEDED" if event.result.passed else "FAILED",
-                evaluation_event=dg.serialize_value(entry),
-                evaluation_event_timestamp=datetime.fromtimestamp(entry.timestamp, UTC).replace(tzinfo=None),
-                evaluation_event_storage_id=number,
-                materialization_event_storage_id=None if target is None else target[0],
-            )
-        )
-
-    def _entry(self, event: Event) -> Any:
-        """Returns the entry of the log. Dagster's own hold the step's handles too, which no page shows."""
-        line = isinstance(event, Line)
-        fields = {
-            "error_info": None,
-            "level": event.level if isinstance(event, Line) else logging.INFO,
-            "user_message": masked_urls(event.text) if isinstance(event, Line) else "",
-            "run_id": self._run_id,
-            "timestamp": time.time(),
-            "step_key": self._step_key,
-            "job_name": self._job_name,
-        }
-        return _Entry(**fields, dagster_event=None if line else self._dagster_event(event))
-
-    def _dagster_event(self, event: Event) -> dg.DagsterEvent:
-        from dagster._core.definitions.asset_checks.asset_check_evaluation import (
-            AssetCheckEvaluationTargetMaterializationData as Target,
-        )
-        from dagster._core.events import (
-            AssetMaterializationPlannedData,
-            AssetObservationData,
-            StepMaterializationData,
-        )
-
-        data: Any
-        message: str | None = None
-        tags: Mapping[str, str] | None = None
-        if isinstance(event, Made):
-            kind, message = DagsterEventType.ASSET_MATERIALIZATION, f"Materialized {event.asset_key.to_user_string()}."
-            data = StepMaterializationData(self._materialization(event), [])
-        elif isinstance(event, Checked):
-            kind, target = DagsterEventType.ASSET_CHECK_EVALUATION, self._made.get((event.asset_key, event.partition))
-            about = None if target is None else Target(storage_id=target[0], run_id=target[1], timestamp=target[2])
-            data = self._evaluation(event, about)
-        elif isinstance(event, Planned):
-            kind, tags = DagsterEventType.ASSET_MATERIALIZATION_PLANNED, event.tags
-            data = AssetMaterializationPlannedData(event.asset_key, partition=event.partition)
-        else:
-            assert isinstance(event, dg.AssetObservation)
-            kind, message, data = DagsterEventType.ASSET_OBSERVATION, "", AssetObservationData(event)
-        return dg.DagsterEvent(
-            event_type_value=kind.value,
-            job_name=self._job_name,
-            step_key=self._step_key,
-            event_specific_data=data,
-            message=message,
-            logging_tags=tags,
-        )
-
-
-def forget_planned_checks(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Removes what a run that fails had planned to check: Dagster would show checks that never ran as failed."""
-    storage: Any = instance.event_log_storage
-    with suppress(ImportError, AttributeError):
-        from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable as Executions
-
-        with storage.index_connection() as connection:
-            is_planned = Executions.c.execution_status == "PLANNED"
-            connection.execute(Executions.delete().where(sqlalchemy.and_(Executions.c.run_id == run_id, is_planned)))

@@ -41,7 +41,6 @@ from mm_assets.pipeline.chain import (
     index_stage,
 )
 from mm_assets.pipeline.partition.preview import shortened
-from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.partition.stages import StageResult
 from mm_assets.pipeline.spec import DatasetSpec, ExportOptions, IndexOptions
 from mm_assets.pipeline.state.duplicate_ids import duplicates_said
@@ -58,9 +57,7 @@ from mm_assets.summaries import bytes_said, counted
 __all__ = [
     "MaterializeResult",
     "check_results",
-    "end_of",
     "export_result",
-    "failed_checks",
     "failed_observation",
     "failed_said",
     "index_result",
@@ -429,20 +426,6 @@ def _failed(spec: DatasetSpec, failure: StageFailure) -> dict[str, Any]:
 def _broken(text: str) -> str:
     lines = textwrap.wrap(text, _LINE, break_long_words=False, break_on_hyphens=False)
     return "  \n".join(map(escaped, lines))
-
-
-def failed_checks(result: StageResult) -> StageFailure | None:
-    """What the checks of a stage found that stops a partition; None where they found nothing such."""
-    said = "; ".join(f"check {outcome.name}: {outcome.said}" for outcome in result.outcomes if outcome.stops)
-    record = result.record
-    return StageFailure(partition=record.partition, stage=record.stage, detail=said) if said else None
-
-
-def end_of(report: PartitionReport) -> StageFailure:
-    """What ended a partition that was not published: an error, or a check."""
-    if report.failure is not None:
-        return report.failure
-    return next(filter(None, map(failed_checks, report.results.values())))
 
 
 def loss_tables(totals: Sequence[LossTotal]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ is, and on another host while it renews its claim.
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,23 +38,22 @@ __all__ = [
     "ATTEMPT_TAG",
     "FINGERPRINT_TAG",
     "LOAD_TAG",
-    "MAX_PARTITIONS_IN_CONFIG",
     "MAX_RETRIES_TAG",
     "PARTITION_TAG",
     "PROCESS_TAG",
-    "Attempt",
+    "WORKING",
+    "FailedRun",
     "attempt_tags",
     "busy_partitions",
     "claimed_run",
     "dataset_state",
-    "end_dead_loads",
     "exclusive_step",
     "expect_partition",
-    "failed_attempts",
+    "failed_load",
     "failed_manifest",
-    "fruitless_load",
+    "failed_runs",
     "full_pool_said",
-    "is_running",
+    "live_runs",
     "load_config",
     "load_request",
     "pack_request",
@@ -72,10 +71,10 @@ FINGERPRINT_TAG = f"{_HIDDEN}fingerprint"
 ATTEMPT_TAG = f"{_HIDDEN}attempt"
 REASON_TAG = "mm_assets/reason"
 LOAD_TAG = "mm_assets/load"  # id of the load: of its first run
-MAX_PARTITIONS_IN_CONFIG = 1000  # of a run
+_MAX_PARTITIONS_IN_CONFIG = 1000  # of a run
 _BEGUN = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.SUSPENDED)  # the latter without a launcher's worker
-_WORKING = [dg.DagsterRunStatus.STARTING, *_BEGUN, dg.DagsterRunStatus.CANCELING]
-_UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *_WORKING]
+WORKING = [dg.DagsterRunStatus.STARTING, *_BEGUN, dg.DagsterRunStatus.CANCELING]
+_UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *WORKING]
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _DAY = 86_400.0
 _LOOK_SECONDS = 2.0  # between looks for the end of a claim
@@ -164,9 +163,9 @@ def process_tags(run_id: str) -> dict[str, str]:
 def busy_partitions(instance: dg.DagsterInstance, dataset: DatasetStore, registered: Iterable[str]) -> set[str]:
     """Those of the registered keys that a live run is working on or waiting for; dead runs are ended."""
     spec = dataset.spec
-    runs = _live_runs(instance, dataset, dg.RunsFilter(job_name=job_name(spec), statuses=_UNFINISHED))
+    runs = live_runs(instance, dataset, job_name(spec))
     busy = {run.tags[PARTITION_TAG] for run in runs if PARTITION_TAG in run.tags}
-    for run in _live_runs(instance, dataset, dg.RunsFilter(job_name=load_job_name(spec), statuses=_UNFINISHED)):
+    for run in live_runs(instance, dataset, load_job_name(spec)):
         busy |= set(loaded_partitions(run, spec) or registered)
     return busy
 
@@ -181,14 +180,13 @@ def pack_request(spec: DatasetSpec, request: dg.RunRequest, stale: Stale) -> dg.
 
 
 def load_request(
-    spec: DatasetSpec, due: Mapping[str, str], run_key: str, before: "Attempt | None" = None
+    spec: DatasetSpec, due: Mapping[str, str], run_key: str, before: "FailedRun | None" = None
 ) -> dg.RunRequest:
     """The request of a load.
 
     Args:
         spec: the declaration.
-        due: fingerprints by the key of the partitions to run; of more than `MAX_PARTITIONS_IN_CONFIG` all that are
-            pending run.
+        due: fingerprints by the key of the partitions to run; of very many all that are pending run.
         run_key: the request's.
         before: the last attempt, where it is repeated.
     """
@@ -196,7 +194,7 @@ def load_request(
     return dg.RunRequest(
         run_key=run_key,
         job_name=load_job_name(spec),
-        run_config=load_config(spec, [*due] if len(due) <= MAX_PARTITIONS_IN_CONFIG else (), only_pending=True),
+        run_config=load_config(spec, due, only_pending=True),
         tags={FINGERPRINT_TAG: _digest(due), ATTEMPT_TAG: str(number)},
     )
 
@@ -206,9 +204,10 @@ def _digest(fingerprints: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(sorted(fingerprints.items())).encode()).hexdigest()[:16]
 
 
-def load_config(spec: DatasetSpec, partitions: Sequence[str], **config: object) -> dict[str, Any]:
-    """The run configuration of a load of these partitions; of none, of those that are pending when it starts."""
-    return {"ops": {load_op_name(spec): {"config": {"partitions": list(partitions), **config}}}}
+def load_config(spec: DatasetSpec, partitions: Collection[str], **config: object) -> dict[str, Any]:
+    """The run configuration of a load of these partitions; of none or very many, of those that are pending then."""
+    named = list(partitions) if len(partitions) <= _MAX_PARTITIONS_IN_CONFIG else []
+    return {"ops": {load_op_name(spec): {"config": {"partitions": named, **config}}}}
 
 
 def loaded_partitions(run: dg.DagsterRun, spec: DatasetSpec) -> list[str]:
@@ -216,11 +215,6 @@ def loaded_partitions(run: dg.DagsterRun, spec: DatasetSpec) -> list[str]:
     config: Mapping[str, Any] = run.run_config
     ops = config.get("ops", {})
     return list(ops.get(load_op_name(spec), {}).get("config", {}).get("partitions", ()))
-
-
-def end_dead_loads(instance: dg.DagsterInstance, dataset: DatasetStore) -> None:
-    """Ends the runs of loads whose process has exited: one that could not report its end seems to be running."""
-    is_running(instance, dataset, load_job_name(dataset.spec))
 
 
 def full_pool_said(instance: dg.DagsterInstance, dataset: DatasetStore) -> str | None:
@@ -231,8 +225,8 @@ def full_pool_said(instance: dg.DagsterInstance, dataset: DatasetStore) -> str |
     pool, storage = dataset.spec.pool, instance.event_log_storage
     if pool is None or not storage.supports_global_concurrency_limits:
         return None
-    end_dead_loads(instance, dataset)
-    is_running(instance, dataset, job_name(dataset.spec))
+    for job in (load_job_name(dataset.spec), job_name(dataset.spec)):
+        live_runs(instance, dataset, job)
     found = storage.get_concurrency_info(pool)
     if found.limit is None or found.active_slot_count < found.limit:
         return None
@@ -240,19 +234,13 @@ def full_pool_said(instance: dg.DagsterInstance, dataset: DatasetStore) -> str |
     return f"waiting for a slot of the pool {pool!r}: its limit is {found.limit}, in use by {runs or 'nothing'}"
 
 
-def is_running(instance: dg.DagsterInstance, dataset: DatasetStore, job: str) -> bool:
-    """Whether a live run of the job has not finished; dead runs are ended."""
-    return bool(_live_runs(instance, dataset, dg.RunsFilter(job_name=job, statuses=_UNFINISHED)))
+def live_runs(instance: dg.DagsterInstance, dataset: DatasetStore, job: str) -> list[dg.DagsterRun]:
+    """Returns the runs of a job that have not finished. Ends those whose process has exited: they seem to be running.
 
-
-def loads_at_work(instance: dg.DagsterInstance, dataset: DatasetStore) -> list[str]:
-    """Returns the ids of the runs of the load job that are active; dead runs are ended."""
-    runs = _live_runs(instance, dataset, dg.RunsFilter(job_name=load_job_name(dataset.spec), statuses=_WORKING))
-    return [run.run_id for run in runs]
-
-
-def _live_runs(instance: dg.DagsterInstance, dataset: DatasetStore, wanted: dg.RunsFilter) -> list[dg.DagsterRun]:
-    return [run for run in instance.get_runs(wanted) if not _end_if_dead(instance, dataset, run)]
+    A process that is killed, or that Dagster's database did not answer, cannot report the end of its run.
+    """
+    runs = instance.get_runs(dg.RunsFilter(job_name=job, statuses=_UNFINISHED))
+    return [run for run in runs if not _end_if_dead(instance, dataset, run)]
 
 
 def _end_if_dead(instance: dg.DagsterInstance, dataset: DatasetStore, run: dg.DagsterRun) -> bool:
@@ -300,7 +288,7 @@ def _unclaimed_seconds(dataset: DatasetStore, run: dg.DagsterRun) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class FailedRun:
     """The last run of a partition, or of a load, that failed.
 
     Attributes:
@@ -316,7 +304,7 @@ class Attempt:
     run_id: str
 
     @classmethod
-    def of(cls, tags: Mapping[str, str], when: float, run_id: str) -> "Attempt":
+    def of(cls, tags: Mapping[str, str], when: float, run_id: str) -> "FailedRun":
         """That with the tags of a run, or of a planned event of a load."""
         number = tags.get(ATTEMPT_TAG, "")
         return cls(
@@ -331,68 +319,67 @@ class Attempt:
         return self.when + min(_FIRST_PAUSE * 2.0 ** min(self.number - 1, 16), _DAY)
 
 
-def failed_attempts(instance: dg.DagsterInstance, spec: DatasetSpec) -> dict[str, Attempt]:
+def failed_runs(instance: dg.DagsterInstance, spec: DatasetSpec) -> dict[str, FailedRun]:
     """The last failure of each partition key, alone or in a load, of those recent enough to matter."""
-    attempts: dict[str, Attempt] = {}
-    for record in _failed_runs(instance, job_name(spec), limit=_MAX_FAILED_RUNS):
+    found: dict[str, FailedRun] = {}
+    for record in _failed_records(instance, job_name(spec), limit=_MAX_FAILED_RUNS):
         # The newest is the first.
-        attempts.setdefault(record.dagster_run.tags.get(PARTITION_TAG, ""), _attempt(record))
-    for record in _failed_runs(instance, load_job_name(spec), limit=_MAX_FAILED_LOADS):
-        for key, attempt in _failed_in(instance, spec, record.dagster_run.run_id):
-            if key not in attempts or attempts[key].when < attempt.when:
-                attempts[key] = attempt
-    return attempts
+        found.setdefault(record.dagster_run.tags.get(PARTITION_TAG, ""), _failed_run(record))
+    for record in _failed_records(instance, load_job_name(spec), limit=_MAX_FAILED_LOADS):
+        for key, run in _failed_in(instance, spec, record.dagster_run.run_id):
+            if key not in found or found[key].when < run.when:
+                found[key] = run
+    return found
 
 
-def fruitless_load(instance: dg.DagsterInstance, spec: DatasetSpec, due: Mapping[str, str]) -> Attempt | None:
-    """The last load that was requested, if it failed and would begin with the same partitions again.
+def failed_load(instance: dg.DagsterInstance, spec: DatasetSpec, due: Mapping[str, str]) -> FailedRun | None:
+    """Returns the last load that was requested, if it failed and would begin with the same partitions again.
 
-    None where one of them was published, failed, or changed meanwhile: the rest is not what made it fail, as far as
-    one can tell.
+    Returns None if any of them was published, failed, or changed in the meantime.
 
     Args:
         instance: the instance.
         spec: the declaration.
         due: fingerprints by the key of the partitions that are due.
     """
-    failed = _failed_runs(instance, load_job_name(spec), limit=_MAX_FAILED_LOADS)
+    failed = _failed_records(instance, load_job_name(spec), limit=_MAX_FAILED_LOADS)
     record = next((record for record in failed if record.dagster_run.tags.get(FINGERPRINT_TAG)), None)
     if record is None:
         return None
-    attempt, named = _attempt(record), loaded_partitions(record.dagster_run, spec) or due
+    attempt, named = _failed_run(record), loaded_partitions(record.dagster_run, spec) or due
     if _digest({key: due.get(key, "") for key in named}) != attempt.fingerprint:
         return None
     return None if any(_failed_in(instance, spec, attempt.run_id)) else attempt
 
 
-def failed_manifest(instance: dg.DagsterInstance, spec: DatasetSpec) -> Attempt | None:
+def failed_manifest(instance: dg.DagsterInstance, spec: DatasetSpec) -> FailedRun | None:
     """Returns the latest run of the manifest if it failed; None if it succeeded or was canceled, or there is none."""
     latest = next(iter(instance.get_run_records(dg.RunsFilter(job_name=manifest_job_name(spec)), limit=1)), None)
     has_failed = latest is not None and latest.dagster_run.status == dg.DagsterRunStatus.FAILURE
-    return _attempt(latest) if latest is not None and has_failed else None
+    return _failed_run(latest) if latest is not None and has_failed else None
 
 
-def _attempt(record: dg.RunRecord) -> Attempt:
+def _failed_run(record: dg.RunRecord) -> FailedRun:
     run, when = record.dagster_run, record.end_time or record.update_timestamp.timestamp()
-    return Attempt.of(run.tags, when, run.run_id)
+    return FailedRun.of(run.tags, when, run.run_id)
 
 
-def _failed_in(instance: dg.DagsterInstance, spec: DatasetSpec, run_id: str) -> Iterator[tuple[str, Attempt]]:
+def _failed_in(instance: dg.DagsterInstance, spec: DatasetSpec, run_id: str) -> Iterator[tuple[str, FailedRun]]:
     """The partitions that failed in a load, each with its attempt."""
     published = asset_key(spec, PUBLISHED)
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION_PLANNED):
         event = entry.get_dagster_event()
         if event.asset_key == published and event.partition is not None:
-            yield event.partition, Attempt.of(event.logging_tags or {}, entry.timestamp, run_id)
+            yield event.partition, FailedRun.of(event.logging_tags or {}, entry.timestamp, run_id)
 
 
-def _failed_runs(instance: dg.DagsterInstance, job: str, *, limit: int) -> Sequence[dg.RunRecord]:
+def _failed_records(instance: dg.DagsterInstance, job: str, *, limit: int) -> Sequence[dg.RunRecord]:
     since = datetime.fromtimestamp(time.time() - 2 * _DAY, tz=UTC)
     return instance.get_run_records(dg.RunsFilter(job_name=job, statuses=_FAILED, updated_after=since), limit=limit)
 
 
-def attempt_tags(fingerprint: str, before: Attempt | None) -> dict[str, str]:
-    """The facts of an attempt at a partition that failed in a load, for the next one's `failed_attempts`.
+def attempt_tags(fingerprint: str, before: FailedRun | None) -> dict[str, str]:
+    """The facts of an attempt at a partition that failed in a load, for the next one's `failed_runs`.
 
     Args:
         fingerprint: the partition's.

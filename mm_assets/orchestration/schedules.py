@@ -18,20 +18,19 @@ from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     ATTEMPT_TAG,
     FINGERPRINT_TAG,
-    Attempt,
+    FailedRun,
     busy_partitions,
-    failed_attempts,
-    fruitless_load,
-    is_running,
+    failed_load,
+    failed_runs,
+    live_runs,
     load_request,
     pack_request,
-    partition_fingerprints,
 )
 from mm_assets.orchestration.shown import secrets_hidden
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import Registration, register
-from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions, planned_runs
+from mm_assets.pipeline.state.staleness import DatasetState, planned_runs
 
 __all__ = ["build_schedules"]
 
@@ -83,10 +82,10 @@ def build_schedules(spec: DatasetSpec) -> list[dg.ScheduleDefinition]:
             return due
         if len(due) <= spec.bulk_threshold:
             return dg.SkipReason(f"{len(due):,} partitions are due, not more than {spec.bulk_threshold:,}")
-        if is_running(context.instance, dataset, load_job_name(spec)):  # another one would take the same processors
+        if live_runs(context.instance, dataset, load_job_name(spec)):  # another one would take the same processors
             return dg.SkipReason(f"a load is running; then {len(due):,} more partitions are due")
         fingerprints = {key: tags[FINGERPRINT_TAG] for key, tags in due.items()}
-        before = fruitless_load(context.instance, spec, fingerprints)
+        before = failed_load(context.instance, spec, fingerprints)
         if before is not None and before.due() > time.time():
             return dg.SkipReason(_waits(spec, before, len(due)))
         run_key = f"{of_loads}:{context.scheduled_execution_time.isoformat()}"
@@ -95,7 +94,7 @@ def build_schedules(spec: DatasetSpec) -> list[dg.ScheduleDefinition]:
     return [pending, pending_load]
 
 
-def _waits(spec: DatasetSpec, before: Attempt, num_due: int) -> str:
+def _waits(spec: DatasetSpec, before: FailedRun, num_due: int) -> str:
     """Why a load is not requested again yet."""
     again = datetime.fromtimestamp(before.due(), tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return (
@@ -120,20 +119,20 @@ def _due(context: dg.ScheduleEvaluationContext, dataset: DatasetStore) -> dict[s
     log_skipped(context.log, found)
     observe_shards(context.instance, spec, found, add_partitions(context.instance, spec, found.partitions))
     busy = busy_partitions(context.instance, dataset, (partition.key for partition in found.partitions))
-    pending = [key for key in pending_partitions(dataset) if key not in busy]
+    state = DatasetState(dataset)
+    pending = [key for key in state.incomplete if key not in busy]
     if not pending:
         return dg.SkipReason(f"none of {len(found.partitions)} registered partitions is pending{_young(spec, found)}")
-    fingerprints = partition_fingerprints(dataset, found.partitions)
-    failed = failed_attempts(context.instance, spec)
+    failed = failed_runs(context.instance, spec)
     again = {
-        key: failed[key].number for key in pending if key in failed and failed[key].fingerprint == fingerprints.get(key)
+        key: failed[key].number for key in pending if key in failed and failed[key].fingerprint == state.recipes[key]
     }
     now = time.time()
     due = [key for key in pending if key not in again or failed[key].due() <= now]
     if not due:
         return dg.SkipReason(f"all {len(pending)} pending partitions failed recently and wait for their next try")
     due.sort(key=lambda key: (failed[key].when if key in failed else 0.0, key))
-    return {key: {FINGERPRINT_TAG: fingerprints.get(key, ""), ATTEMPT_TAG: str(again.get(key, 0) + 1)} for key in due}
+    return {key: {FINGERPRINT_TAG: state.recipes[key], ATTEMPT_TAG: str(again.get(key, 0) + 1)} for key in due}
 
 
 def _young(spec: DatasetSpec, found: Registration) -> str:

@@ -11,20 +11,20 @@ import dagster as dg
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.checks import settled_checks, slow_pages
+from mm_assets.orchestration.event_log import is_known_manifest
 from mm_assets.orchestration.observed_shards import log_skipped, observe_shards
 from mm_assets.orchestration.partitions import job_name, load_job_name, manifest_job_name, shard_partitions
-from mm_assets.orchestration.recorder import is_known_manifest
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     ATTEMPT_TAG,
     FINGERPRINT_TAG,
+    WORKING,
     busy_partitions,
     dataset_state,
-    failed_attempts,
     failed_manifest,
-    is_running,
+    failed_runs,
+    live_runs,
     load_request,
-    loads_at_work,
     pack_request,
     partition_fingerprints,
     registered_state,
@@ -70,15 +70,18 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
         log_skipped(context.log, found)
         observe_shards(context.instance, spec, found)
         partitions = {partition.key: partition for partition in found.partitions}
-        of_known = (partitions[key] for key in before.requested.keys() & partitions.keys())
-        fingerprints = dict(partition_fingerprints(dataset, of_known))
-        requested = {
-            key: fingerprint for key, fingerprint in before.requested.items() if fingerprints.get(key) == fingerprint
-        }
         # What this tick registered is pending. What else is pending is read if something else has changed: it takes a
         # listing of all records.
         present = None if state == before.settled else DatasetState(dataset)
         pending = [*found.added, *found.changed] if present is None else present.incomplete
+        if present is None:
+            asked = {*before.requested, *pending}
+            fingerprints = partition_fingerprints(dataset, (p for p in found.partitions if p.key in asked))
+        else:
+            fingerprints = present.recipes
+        requested = {
+            key: fingerprint for key, fingerprint in before.requested.items() if fingerprints.get(key) == fingerprint
+        }
         # Also while nothing is due: it ends the runs whose process has exited, and Dagster's run_retries repeats them.
         busy = busy_partitions(context.instance, dataset, partitions) if requested or pending else set()
         if present is not None:
@@ -86,18 +89,16 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
         waiting = [key for key in pending if key in partitions and key not in requested]
         if waiting and present is not None:
             # A load or a run that another asked for has tried them as they are: the schedule tries them again later.
-            fingerprints |= partition_fingerprints(dataset, (partitions[key] for key in waiting))
-            failed = failed_attempts(context.instance, spec)
+            failed = failed_runs(context.instance, spec)
             tried = {key for key in waiting if key in failed and failed[key].fingerprint == fingerprints[key]}
             requested |= {key: fingerprints[key] for key in tried}
             waiting = [key for key in waiting if key not in tried]
         due = [key for key in waiting if key not in busy]
         is_bulk = len(due) > spec.bulk_threshold
         # Another load would take the same processors.
-        if is_bulk and is_running(context.instance, dataset, load_job_name(spec)):
+        if is_bulk and live_runs(context.instance, dataset, load_job_name(spec)):
             due, is_bulk = [], False
         due = due if is_bulk else due[: spec.runs_per_tick]
-        fingerprints |= partition_fingerprints(dataset, (partitions[key] for key in due))
         requested |= {key: fingerprints[key] for key in due}
         is_settled = len(due) == len(waiting) and not (found.added or found.changed or found.removed)
         known = set(context.instance.get_dynamic_partitions(partitions_def.name or ""))
@@ -221,10 +222,11 @@ def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         if not context.cursor and not dataset.store.sizes(RECORDS):
             return dg.SkipReason("no partition is published")
         # Before anything else: it ends a run whose process is gone, and Dagster's run_retries repeats it.
-        if is_running(context.instance, dataset, manifest_job_name(spec)):
+        if live_runs(context.instance, dataset, manifest_job_name(spec)):
             return dg.SkipReason("a manifest is being built")
-        if loads := loads_at_work(context.instance, dataset):  # else a run for every partition of a long load
-            return dg.SkipReason(f"the load {loads[0]} is active, and builds the manifest itself")
+        for load in live_runs(context.instance, dataset, load_job_name(spec)):
+            if load.status in WORKING:  # else a run for every partition of a long load
+                return dg.SkipReason(f"the load {load.run_id} is active, and builds the manifest itself")
         state = dataset_state(dataset)
         requested = f"{state}:requested"
         before = failed_manifest(context.instance, spec) if context.cursor == requested else None

@@ -44,8 +44,9 @@ TEMPORARY = ".tmp"
 _MAX_STEM = 200  # characters of a file's name in its temporary one: a name has 255 bytes at most
 _PAGE = 1000  # files in a request to an S3 store
 
-_CONFLICTS = (409, 412)  # of a conditional request: another one is under way, or has won
-_NOT_IMPLEMENTED = 501
+_UNDER_WAY, _WON, _NOT_IMPLEMENTED = 409, 412, 501  # replies to a conditional request: another one is, or has
+_MADE = 200
+_CONFLICT_PAUSES = (0.1, 0.3, 1.0, 3.0)  # seconds before a request is made again that met another one
 _ONE_REQUEST = {"max_concurrency": 1}  # else s3fs asks for the size first, and gets a file in pieces
 _ONE_UPLOAD = {"chunksize": 5 << 30}  # else s3fs uploads 100 MiB and more in parts, and drops the condition
 _VERSION_FACTS = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")  # file systems differ in them
@@ -454,8 +455,11 @@ class Store:
                 draft.path.write_bytes(content)
             return None
         if self._is_s3:
-            is_made, etag = self._put_if_unchanged(before, content)
-            if is_made:
+            condition = {"IfNoneMatch": "*"} if before.etag is None else {"IfMatch": before.etag}
+            status, etag = self._put_if(before.name, content, **condition)
+            if status == _WON:  # by its own upload, if the answer was lost and the client sent it again
+                self._expect_unchanged(Snapshot(name=before.name, content=content), content)
+            if status != _NOT_IMPLEMENTED:
                 return etag
         self._expect_unchanged(before, content)
         return self.write_bytes(before.name, content)
@@ -465,23 +469,24 @@ class Store:
             detail = "another process published it meanwhile, with other content"
             raise ChangedError(self.url_of(before.name), f"{detail}: let it end, then run this again")
 
-    def _put_if_unchanged(self, before: Snapshot, content: bytes) -> tuple[bool, str | None]:
-        """Whether the conditional upload was made, which servers may not implement, and the ETag if it is known."""
-        condition = {"IfNoneMatch": "*"} if before.etag is None else {"IfMatch": before.etag}
-        target = self.path_of(before.name)
-        with storage_errors(self.url_of(before.name), "cannot be written"):
-            try:
-                answer = self.fs.pipe_file(target, content, **condition, **_ONE_UPLOAD)
-                return True, (answer or {}).get("ETag")
-            except OSError as error:
-                status = http_status(error)
-                if status == _NOT_IMPLEMENTED:
-                    return False, None
-                if status not in _CONFLICTS:
-                    raise
-                # Its own upload, where the first answer was lost and the client sent it again; or another process's.
-                self._expect_unchanged(Snapshot(name=before.name, content=content), content)
-        return True, None
+    def _put_if(self, name: str, content: bytes, **condition: str) -> tuple[int, str | None]:
+        """Uploads a small file to an S3 store under a condition; returns the status of the reply, and the file's ETag.
+
+        A reply of 409 decides nothing: another request for the file is under way, and may fail. It is made again.
+        """
+        pauses = iter(_CONFLICT_PAUSES)
+        with storage_errors(self.url_of(name), "cannot be written"):
+            while True:
+                try:
+                    answer = self.fs.pipe_file(self.path_of(name), content, **condition, **_ONE_UPLOAD)
+                    return _MADE, (answer or {}).get("ETag")
+                except OSError as error:
+                    status, pause = http_status(error), next(pauses, None)
+                    if status in (_WON, _NOT_IMPLEMENTED):
+                        return status, None
+                    if status != _UNDER_WAY or pause is None:
+                        raise
+                time.sleep(pause)
 
     def create(self, name: str, content: bytes) -> bool:
         """Publish a small file unless there is a file of that name; returns whether this call published it.
@@ -495,28 +500,29 @@ class Store:
         """
         if self.is_local:
             return self._create_local(name, content)
-        target = self.path_of(name)
-        with storage_errors(self.url_of(name), "cannot be written"):
-            try:
-                if self._is_s3:
-                    self.fs.pipe_file(target, content, IfNoneMatch="*", **_ONE_UPLOAD)
-                    return True
-                if not self.exists(name):
-                    self.fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
-                    self.fs.pipe_file(target, content, mode="create")
-                    return True
-                return False
-            except OSError as error:
-                status = http_status(error)
-                if status in _CONFLICTS or isinstance(error, FileExistsError):
-                    # The client repeats an upload whose answer was lost: it may have been this one.
-                    return self.found_bytes(name) == content
-                if status != _NOT_IMPLEMENTED:
-                    raise
+        if self._is_s3:
+            status, _ = self._put_if(name, content, IfNoneMatch="*")
+            if status != _NOT_IMPLEMENTED:
+                return status == _MADE or self._has(name, content)
         if self.exists(name):
             return False
-        self.write_bytes(name, content)
+        if self._is_s3:
+            self.write_bytes(name, content)
+            return True
+        target = self.path_of(name)
+        with storage_errors(self.url_of(name), "cannot be written"):
+            self.fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+            try:
+                self.fs.pipe_file(target, content, mode="create")
+            except OSError as error:
+                if not isinstance(error, FileExistsError) and http_status(error) not in (_UNDER_WAY, _WON):
+                    raise
+                return self._has(name, content)
         return True
+
+    def _has(self, name: str, content: bytes) -> bool:
+        """Whether a file has this content: clients repeat an upload whose answer was lost, and meet their own."""
+        return self.found_bytes(name) == content
 
     def _create_local(self, name: str, content: bytes) -> bool:
         target = Path(self.path_of(name))
@@ -569,13 +575,18 @@ class Store:
         if not self._is_s3:
             return
         bucket, prefix, _ = self.fs.split_path(self._root)
+        page: dict[str, Any] = {"Bucket": bucket, "Prefix": f"{prefix}/"}
         with suppress(OSError):  # a server that does not list them, or rights that are missing
-            found = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/")
-            for upload in found.get("Uploads", ()):
-                if datetime.now(UTC) - upload["Initiated"] > timedelta(seconds=seconds):
-                    self.fs.call_s3(
-                        "abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                    )
+            while True:
+                found = self.fs.call_s3("list_multipart_uploads", **page)
+                for upload in found.get("Uploads", ()):
+                    if datetime.now(UTC) - upload["Initiated"] > timedelta(seconds=seconds):
+                        of = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                        with suppress(FileNotFoundError):  # it has ended, or another process aborted it
+                            self.fs.call_s3("abort_multipart_upload", **of)
+                if not found.get("IsTruncated"):
+                    return
+                page |= {"KeyMarker": found["NextKeyMarker"], "UploadIdMarker": found["NextUploadIdMarker"]}
 
     def leftovers(self, folder: str) -> dict[str, ListedFile]:
         """The temporary files of writers in a local folder: of those that work, and of those that were killed."""

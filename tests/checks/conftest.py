@@ -216,9 +216,14 @@ def publish_table(store: Store, table: str, schema: pa.Schema, batches: Iterable
 
 
 def build(
-    folder: Path, members: Iterable[tuple[str, bytes]] = MEMBERS, *, pack: Any = "generic", mode: str = "read"
+    folder: Path,
+    members: Iterable[tuple[str, bytes]] = MEMBERS,
+    *,
+    pack: Any = "generic",
+    mode: str = "read",
+    is_whole: bool = True,
 ) -> Partition:
-    """Runs the chain over a shard of these members."""
+    """Runs the chain over a shard of these members; else no further than to the rows."""
     shard = write_tar(folder / "shard.tar", members)
     root = folder / "store"
     store = Store(str(root))
@@ -240,6 +245,8 @@ def build(
         stream = rows_of(schema)
         publish_table(store, "rows", schema.row_schema(), stream)
         publish_table(store, "rejects", REJECTS_SCHEMA, stream.rejects().to_batches())
+        if not is_whole:
+            return made
 
         def fetch(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
             return MaterializeStream(batches, open_file=lambda _: source, allowed=lambda url: url == source.url)

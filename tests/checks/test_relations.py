@@ -303,25 +303,26 @@ def test_as_many_samples_pass_as_the_tables_hold(make_partition, tmp_path: Path,
     document = json.dumps({"texts": ["a text of the document", None], "images": [None, "p0"]}).encode()
     members = [
         (f"{n:06d}{name}", content)
-        for n in range(8000)
+        for n in range(3000)
         for name, content in ((".json", document), (".png", dot.getvalue()))
     ]
-    made = make_partition(tmp_path, members)
-    assert made.failed("rows", memory_limit=16 << 20) == set()
-    made.spoil("rows", setting("text_content", "another text", sample_id="007999", modality="text"))
+    made = make_partition(tmp_path, members, is_whole=False)
+    least = 6 << 20
+    assert made.failed("rows", memory_limit=least) == set()
+    made.spoil("rows", setting("text_content", "another text", sample_id="002999", modality="text"))
     limits: list[int] = []
     set_limit = runner.limit_memory
     monkeypatch.setattr(
         runner, "limit_memory", lambda opened, memory: (limits.append(memory), set_limit(opened, memory))
     )
-    assert made.failed("rows", memory_limit=16 << 20) == {"entries"}
+    assert made.failed("rows", memory_limit=least) == {"entries"}
     most = max(limits)
     normal = limits[-1]
-    assert most > normal >= 16 << 20
+    assert most > normal >= least
     share_memory(available_memory() // normal)
     try:
         with pytest.raises(SourceError, match=r"the check \w+ of rows .* MiB: run fewer processes"):
-            made.failed("rows", memory_limit=16 << 20)
+            made.failed("rows", memory_limit=least)
     finally:
         share_memory(1)
 
@@ -369,11 +370,11 @@ def test_rejects_of_a_list_of_files_are_not_members(partition) -> None:
 
 def test_violations_are_counted_in_full_and_listed_in_part(make_partition, tmp_path: Path) -> None:
     """An outcome counts every violation, keeps the first twenty, and cuts long values."""
-    made = make_partition(tmp_path, [(f"{n:05}{'x' * 300}.txt", b"text") for n in range(5000)])
+    made = make_partition(tmp_path, [(f"{n:05}{'x' * 300}.txt", b"text") for n in range(4200)], is_whole=False)
     assert made.failed("rows") == set()
     made.spoil("rows", lambda rows: [row for row in rows if row["modality"] == "text"])
     outcome = made.outcomes("rows")["metadata_rows"]
-    assert outcome.num_violations == 5000
+    assert outcome.num_violations == 4200
     assert len(outcome.violations) == MAX_LISTED
     assert len(outcome.violations[0]["sample_id"]) == MAX_TEXT
 

@@ -4,10 +4,9 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import dagster as dg
@@ -15,6 +14,7 @@ import pytest
 
 from mm_assets.formats import open_reader
 
+from ..pipeline.shards import CAPTIONS, make_shard
 from .warm import WarmCommands
 
 DEMO = ("--module", "demo_project")
@@ -61,8 +61,8 @@ def test_shards_without_yaml_become_packed_files(cli: Cli, demo_shards: Path) ->
     assert "talks/manifest.json" in done.stdout
     assert "No dagster instance" not in done.stderr
     (mult,) = (cli.work / "out/talks/packed").glob("*.mult")
-    inspected = cli("inspect", str(mult), "--sample", "0").stdout
     cli.fresh = False
+    inspected = cli("inspect", str(mult), "--sample", "0").stdout
     assert re.search(r"audio: AudioField.* present", inspected)
     assert "Audio(samples=<float32" in inspected
     assert "ok" in cli("verify", str(mult), "out/talks/manifest.json").stdout
@@ -75,12 +75,10 @@ def test_shards_without_yaml_become_packed_files(cli: Cli, demo_shards: Path) ->
     assert "unchanged" in again.stdout
 
 
-def test_one_bad_shard_fails_the_command_and_not_the_others(cli: Cli, demo_shards: Path) -> None:
+def test_one_bad_shard_fails_the_command_and_not_the_others(cli: Cli) -> None:
     """With a damaged shard among good ones the good ones are packed, the bad one is named and the exit code is 1."""
-    shards = cli.work / "in"
-    shards.mkdir()
-    shutil.copy(demo_shards / "captions-00000.tar", shards / "a.tar")
-    (shards / "b.tar").write_bytes((demo_shards / "captions-00000.tar").read_bytes()[:100_000])
+    whole = make_shard(cli.work / "in" / "a.tar", CAPTIONS)
+    whole.with_name("b.tar").write_bytes(whole.read_bytes()[:700])
     done = cli("run", "--shards", "in", "--root", "out", "--jobs", "2", code=1)
     assert re.search(r"failed: default/b: .*b\.tar.*at byte \d+", done.stderr)
     assert [p.name[:2] for p in (cli.work / "out/default/packed").glob("*.mult")] == ["a."]
@@ -91,35 +89,22 @@ def test_job_execute_from_ci(cli: Cli, demo_shards: Path) -> None:
     """`dagster job execute` gives 0 for a good partition after `register`, and 1 when a check fails."""
     shown = cli("register", *DEMO, "--dataset", "captions").stdout
     assert "captions-00000" in shown
-
-    def execute(code: str = "") -> int:
-        script = f"{code}\nimport sys\nfrom dagster._cli import main\nsys.argv = ['dagster', *sys.argv[1:]]\nmain()"
-        options = ["job", "execute", *("-m", "demo_project"), *("-j", "captions_pack")]
-        options += ["--tags", '{"dagster/partition": "captions-00000"}']
-        if not cli.fresh:
-            here = "import sys\nsys.path.insert(0, '')\n"  # as `-c` does
-            return cli.commands(options, cwd=cli.work, env=cli.environment, code=here + script).returncode
-        command = [sys.executable, "-W", "ignore", "-c", script, *options]
-        done = subprocess.run(
-            command, cwd=cli.work, env=cli.environment, capture_output=True, check=False, timeout=WAIT
-        )
-        return done.returncode
-
-    cli.fresh = True
-    assert execute() == 0
-    cli.fresh = False
     lossy = (
         "from mm_assets.rows.parquet import ParquetSink\n"
         "real = ParquetSink.write\n"
-        "ParquetSink.write = lambda self, batch: real(self, batch.slice(0, batch.num_rows - 1))"
+        "ParquetSink.write = lambda self, batch: real(self, batch.slice(0, batch.num_rows - 1))\n"
     )
-    assert execute(lossy) == 1
-    assert execute() == 0
+    execute = "import sys\nsys.path.insert(0, '')\nfrom dagster._cli import main\nmain()"  # as `-c` does
+    options = ["job", "execute", *("-m", "demo_project"), *("-j", "captions_pack")]
+    options += ["--tags", '{"dagster/partition": "captions-00000"}']
+    for code, expected in ((execute, 0), (lossy + execute, 1)):
+        assert cli.commands(options, cwd=cli.work, env=cli.environment, code=code).returncode == expected
 
 
-def test_verify_names_damaged_samples(cli: Cli, demo_shards: Path) -> None:
+def test_verify_names_damaged_samples(cli: Cli) -> None:
     """A flipped bit is found, with sample and modality; of a manifest or folder both formats are checked."""
-    cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
+    make_shard(cli.work / "in" / "a.tar", CAPTIONS)
+    cli("run", "--shards", "in", "--root", "out")
     (mult,) = (cli.work / "out/default/packed").glob("*.mult")
     with open_reader(str(mult)) as reader:
         needle = bytes(reader.read_payload(3, "image").data)
@@ -142,17 +127,18 @@ def test_verify_names_damaged_samples(cli: Cli, demo_shards: Path) -> None:
     done = cli("verify", "out/default/manifest.json", code=1)
     assert "(mult): ok" in done.stdout
     assert "(mstr): DAMAGED" in done.stdout
-    assert "`mm-assets run --dataset default --partition captions-00000` rebuilds what is damaged" in done.stderr
+    assert "`mm-assets run --dataset default --partition a` rebuilds what is damaged" in done.stderr
     mstr.unlink()
-    done = cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
-    assert "files of 1 published partition were missing or damaged: captions-00000 ran again" in done.stdout
+    done = cli("run", "--shards", "in", "--root", "out")
+    assert "files of 1 published partition were missing or damaged: a ran again" in done.stdout
     cli("verify", "out/default/manifest.json")
 
 
 @pytest.mark.slow
-def test_verify_compares_the_tables_of_a_manifest_with_their_digests(cli: Cli, demo_shards: Path) -> None:
+def test_verify_compares_the_tables_of_a_manifest_with_their_digests(cli: Cli) -> None:
     """A changed or missing table of a published partition is named; without the tables the packed files are enough."""
-    cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
+    make_shard(cli.work / "in" / "a.tar", CAPTIONS)
+    cli("run", "--shards", "in", "--root", "out")
     dataset = cli.work / "out/default"
     for whole in ("out/default", "out/default/manifest.json", *map(str, dataset.glob("manifests/*.json"))):
         assert f"{whole} (tables): ok, 7 tables checked, 0 faults\n" in cli("verify", whole).stdout
@@ -160,10 +146,10 @@ def test_verify_compares_the_tables_of_a_manifest_with_their_digests(cli: Cli, d
     table.write_bytes(table.read_bytes()[:-9] + b"x" + table.read_bytes()[-8:])
     done = cli("verify", "out/default/manifest.json", code=1)
     assert f"(tables): DAMAGED, 7 tables checked, 1 fault\n  {table.relative_to(dataset)} was damaged" in done.stdout
-    assert "`mm-assets run --dataset default --partition captions-00000` rebuilds what is damaged" in done.stderr
+    assert "`mm-assets run --dataset default --partition a` rebuilds what is damaged" in done.stderr
     table.unlink()
     assert f"  {table.relative_to(dataset)} is missing\n" in cli("verify", "out/default", code=1).stdout
-    cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
+    cli("run", "--shards", "in", "--root", "out")
     cli("verify", "out/default")
 
 
@@ -234,12 +220,10 @@ def test_a_wrong_declaration_does_not_block_the_others(cli: Cli, demo_shards: Pa
     assert "NO_SUCH_BUCKET" in cli("register", "-m", "theirs.definitions", "-d", "b", code=2).stderr
 
 
-def test_partitions_that_a_run_leaves_out_are_named(cli: Cli, demo_shards: Path) -> None:
+def test_partitions_that_a_run_leaves_out_are_named(cli: Cli) -> None:
     """After a change of settings a run of one partition says which others the manifest lacks, and `losses` does too."""
-    shards = cli.work / "shards"
-    shards.mkdir()
     for name in ("a.tar", "b.tar"):
-        shutil.copy(demo_shards / "captions-00000.tar", shards / name)
+        make_shard(cli.work / "shards" / name, CAPTIONS)
     cli("run", "--dataset", "d", "--shards", "shards", "-p", "a")
     told = cli("run", "--dataset", "d", "--shards", "shards", "-p", "b", "--set", "on_undecodable=keep")
     assert "d: 1 partition not in the manifest (a): `on_undecodable` changed" in told.stderr
@@ -250,12 +234,18 @@ def test_partitions_that_a_run_leaves_out_are_named(cli: Cli, demo_shards: Path)
 
 def test_two_commands_create_one_instance(cli: Cli, demo_shards: Path) -> None:
     """Two commands that start at once with a $DAGSTER_HOME that does not exist both register, in one instance."""
-    cli.fresh = True
     cli.environment["DAGSTER_HOME"] = str(cli.work / "new" / "home")
     shards = ("--shards", str(demo_shards / "captions-00000.tar"), "--root", "out")
-    with ThreadPoolExecutor(2) as together:
-        said = list(together.map(lambda name: cli("register", *shards, "-d", name).stdout, ("a", "b")))
-    assert [text.split(":")[0] for text in said] == ["a", "b"]
+    with ExitStack() as running:
+        commands = {
+            name: running.enter_context(
+                cli.commands.running(["register", *shards, "-d", name], cwd=cli.work, env=cli.environment)
+            )
+            for name in "ab"
+        }
+        for name, command in commands.items():
+            assert command.wait() == 0, command.errors.read_text()
+            assert command.output.read_text().startswith(f"{name}: ")
     with dg.DagsterInstance.from_config(cli.environment["DAGSTER_HOME"]) as instance:
         assert [instance.get_dynamic_partitions(f"{name}_shards") for name in "ab"] == [["captions-00000"]] * 2
 
@@ -278,9 +268,10 @@ MARKS = {
 
 
 @pytest.mark.parametrize("name", MARKS)
-def test_a_project_is_found_around_the_current_folder(cli: Cli, name: str, demo_shards: Path) -> None:
+def test_a_project_is_found_around_the_current_folder(cli: Cli, name: str) -> None:
     """Without a module a command takes the datasets of the project here or above, installed or not, and no others."""
-    write_project(cli.work, f"  shards: {demo_shards / 'captions-00000.tar'}\n  root: {cli.work / 'out'}")
+    shard = make_shard(cli.work / "captions-00000.tar", CAPTIONS)
+    write_project(cli.work, f"  shards: {shard}\n  root: {cli.work / 'out'}\n  settle_seconds: 0")
     (cli.work / name).write_text(MARKS[name])
     (cli.work / "deep" / "below").mkdir(parents=True)
     listed = cli("register", folder="deep/below").stdout.splitlines()

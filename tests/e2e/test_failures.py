@@ -30,6 +30,7 @@ from .postgres import PROGRAMS, Server, serving
 from .ray_cluster import Node, RayCluster, as_host, can_isolate
 
 PARTITIONS = 12
+FEW_PARTITIONS = 4  # of what every test run does
 MANY_PARTITIONS = 64  # for scenarios that compare rates of publication
 MIN_RATE_SECONDS = 10.0  # over which a rate is measured
 MIN_RATE_RATIO = 0.7  # to the rate before: the machine may be busy
@@ -158,7 +159,7 @@ def lose_worker(case: Case, how: str) -> None:
     command = case.start("--set", f"engine={ENGINE}")
     wait_for((case.corpus.notes / ".has_hung").exists, "a worker that hangs")
     case.fail()
-    assert "12 partitions run" in case.end(command)
+    assert f"{case.corpus.number} partitions run" in case.end(command)
     case.repeated()
 
 
@@ -324,7 +325,7 @@ def lose_ray_worker(case: Case, how: str) -> None:
     command = case.start(*on_ray(cluster), "--set", 'engine={"timeout_seconds": 8}')
     wait_for((case.corpus.notes / ".has_hung").exists, "a worker that hangs")
     case.fail()
-    assert "12 partitions run" in case.end(command)
+    assert f"{case.corpus.number} partitions run" in case.end(command)
     case.repeated()
 
 
@@ -347,7 +348,7 @@ def lose_ray_node(case: Case, how: Callable[[Node], None]) -> None:
         wait_for(lambda: again().keys() == active, "what ran on the lost host runs again")
         case.seconds = max(again().values()) - case.failed
         node.resume()
-        assert "12 partitions run" in case.end(command)
+        assert f"{case.corpus.number} partitions run" in case.end(command)
 
 
 def lose_ray_driver(case: Case, number: int) -> None:
@@ -424,13 +425,13 @@ def _outage(how: str, outage_seconds: float | None, seconds: float) -> Scenario:
 
 ONE, TWO = ("home", "home"), ("home", "other")
 SCENARIOS = {
-    "worker killed": Scenario(partial(lose_worker, how="kill"), kind=""),
+    "worker killed": Scenario(partial(lose_worker, how="kill"), kind="", partitions=FEW_PARTITIONS),
     "worker stopped": Scenario(partial(lose_worker, how="stop")),
     "driver killed": Scenario(partial(kill_driver, host="")),
     "driver killed on another host": Scenario(partial(kill_driver, host="first"), CLAIM_SECONDS, needs_hosts=True),
     "driver stopped": Scenario(stop_driver, CLAIM_SECONDS),
     "host frozen": Scenario(freeze_host, CLAIM_SECONDS, needs_hosts=True),
-    "two drivers, one home": Scenario(partial(start_two, homes=ONE, staggered=False), kind=""),
+    "two drivers, one home": Scenario(partial(start_two, homes=ONE, staggered=False)),
     "two drivers, two homes": Scenario(partial(start_two, homes=TWO, staggered=False)),
     "two drivers staggered, one home": Scenario(partial(start_two, homes=ONE, staggered=True)),
     "two drivers staggered, two homes": Scenario(partial(start_two, homes=TWO, staggered=True)),

@@ -22,7 +22,7 @@ from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.orchestration.launch import open_instance, run_load
 from mm_assets.pipeline.chain import RAW_SHARDS
 from mm_assets.pipeline.load.processes import Processes
-from mm_assets.pipeline.partition import run, stages
+from mm_assets.pipeline.partition import stages
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import manifests
 from mm_assets.pipeline.state.folder import DatasetStore
@@ -30,7 +30,7 @@ from mm_assets.pipeline.state.losses import loss_totals
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions
 
-from ..pipeline.chain import at_work, declare, record_of, run_chain, run_partition
+from ..pipeline.chain import at_work, declare, record_of, run_chain, run_once, run_partition
 from ..pipeline.shards import CAPTIONS, make_shard
 from .files import files_of
 
@@ -100,20 +100,23 @@ def test_a_full_disk_is_named_and_leaves_nothing_partial(
     assert contents(dataset) == expected
 
 
-def test_full_scratch_is_named(demo_spec: Callable[..., DatasetSpec], tmp_path: Path, disk: Path) -> None:
+def test_full_scratch_is_named(
+    demo_spec: Callable[..., DatasetSpec], tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files for a remote root are made in scratch: if its disk is full, it is named, and nothing is published."""
     dataset = DatasetStore(demo_spec("docs").replace(root=f"memory://{tmp_path.name}"))
     register(dataset)
     mount("-o", f"remount,size={512 << 10}", str(disk))
     partition, schema = dataset.partition(PARTITION), dataset.schema()
-    report = run.run_partition(dataset.spec, partition, schema, scratch=disk)
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    report = run_once(dataset.spec, partition, schema)
     assert report.failure is not None
     assert str(report.failure.path).startswith(str(disk))
     assert "No space left on device" in report.failure.detail
     assert record_of(dataset, PARTITION) is None
     assert list(disk.iterdir()) == []
     mount("-o", f"remount,size={PLENTY}", str(disk))
-    assert run.run_partition(dataset.spec, partition, schema, scratch=disk).ok
+    assert run_once(dataset.spec, partition, schema).ok
 
 
 def test_a_read_only_root_is_named_and_stays_readable(demo_spec: Callable[..., DatasetSpec], disk: Path) -> None:
@@ -207,7 +210,7 @@ def test_no_place_for_temporary_files_is_named(tmp_path: Path, monkeypatch: pyte
     register(dataset)
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
-    report = run.run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    report = run_once(dataset.spec, dataset.partition("s"), dataset.schema())
     assert report.failure is not None
     assert report.failure.path == "TMPDIR"
     assert "set it to a folder with free space" in report.failure.detail

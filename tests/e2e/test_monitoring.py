@@ -17,9 +17,11 @@ from dagster._daemon.monitoring import run_monitoring
 
 from mm_assets.orchestration import recorder
 from mm_assets.orchestration.build import build_definitions
+from mm_assets.orchestration.event_log import RunEvents
+from mm_assets.orchestration.events import Event, Made
 from mm_assets.orchestration.launch import register_dataset, run_load
-from mm_assets.orchestration.recorder import Event, Made, Recorder, RunEvents
-from mm_assets.orchestration.runs import PROCESS_TAG, is_running
+from mm_assets.orchestration.recorder import Recorder
+from mm_assets.orchestration.runs import PROCESS_TAG, live_runs
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.claims import process_tag
@@ -211,7 +213,7 @@ def test_a_run_without_a_worker_ends_with_its_process(open_instance: Open, spec:
         instance.add_run_tags(run.run_id, {PROCESS_TAG: tag + "0" * is_gone})  # another start time
         for kind in (DagsterEventType.RUN_START, DagsterEventType.RUN_SUSPENDED):
             instance.report_dagster_event(dg.DagsterEvent(kind.value, job_name="d_load"), run.run_id)
-        assert is_running(instance, dataset, "d_load") is not is_gone
+        assert bool(live_runs(instance, dataset, "d_load")) is not is_gone
         found = instance.get_run_by_id(run.run_id)
         assert found is not None
         assert found.status.value == ("FAILURE" if is_gone else "SUSPENDED")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from mm_assets.orchestration.launch import register_dataset, run_load
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_STAGES, PUBLISHED, Stage
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.load.tasks import PartitionRun
-from mm_assets.pipeline.partition.run import PartitionReport, run_partition
+from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import claims
 from mm_assets.pipeline.state.folder import DatasetStore
@@ -42,7 +43,7 @@ from mm_assets.sources.lance import LanceSource
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardKind, expand_shards
 
-from ..pipeline.chain import declare, record_of
+from ..pipeline.chain import declare, record_of, run_once
 from ..pipeline.chain import run_chain as run_stages
 from ..pipeline.shards import png
 from ..s3_server import serve
@@ -152,7 +153,7 @@ class Remote:
         """Runs the partition; `recorder` has its requests alone."""
         (partition,), schema = dataset.partitions().values(), dataset.schema()
         self.recorder.requests.clear()
-        return run_partition(dataset.spec, partition, schema, **options)
+        return run_once(dataset.spec, partition, schema, **options)
 
 
 @pytest.fixture
@@ -181,13 +182,14 @@ def own_reads(requests: Sequence[Any], bucket: str) -> list[str]:
 
 @pytest.mark.parametrize("num_members", [3, 3000])
 def test_a_partition_costs_few_requests_whatever_its_members(
-    dataset_of: Callable[..., Remote], bucket: str, num_members: int, tmp_path: Path
+    dataset_of: Callable[..., Remote], bucket: str, num_members: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shard is read once, nothing of its own is read back, and every file is that of a run in a local folder."""
     case = dataset_of(num_members)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    report = case.run(case.remote, scratch=scratch, earlier=Earlier())
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    report = case.run(case.remote, earlier=Earlier())
     assert report.failure is None
     assert report.ok
     assert list(scratch.iterdir()) == []
@@ -242,7 +244,7 @@ def test_a_manifest_costs_few_requests(
         register(dataset)
         for partition in dataset.partitions().values():
             if int(partition.key) in numbers:
-                assert run_partition(spec, partition, dataset.schema(), earlier=Earlier()).ok
+                assert run_once(spec, partition, dataset.schema(), earlier=Earlier()).ok
 
     def manifest() -> list[Any]:
         """Returns the requests of a manifest, without listings."""
@@ -257,7 +259,7 @@ def test_a_manifest_costs_few_requests(
     register(DatasetStore(spec))
     known = DatasetState(DatasetStore(spec))
     assert known.pending == ["11"]
-    assert run_partition(spec, known.partitions["11"], known.schema, earlier=Earlier()).ok
+    assert run_once(spec, known.partitions["11"], known.schema, earlier=Earlier()).ok
     requests = manifest()
     record = Path(known.dataset.record_name("11", known.recipes["11"])).name
     assert Counter(request.method for request in requests) == {"GET": 7, "PUT": 3}

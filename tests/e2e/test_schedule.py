@@ -24,7 +24,7 @@ from dagster._core.scheduler.instigation import (
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.orchestration.resources import StorageRoot
-from mm_assets.orchestration.runs import failed_attempts, load_config
+from mm_assets.orchestration.runs import failed_runs, load_config
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.staleness import DatasetState
@@ -165,7 +165,7 @@ def test_a_load_whose_partitions_failed_did_not_die(
     job = build_definitions(spec).resolve_job_def("docs_load")
     given = {"run_config": request.run_config, "tags": request.tags}
     assert not job.execute_in_process(instance=instance, raise_on_error=False, **given).success
-    assert [failed.number for failed in failed_attempts(instance, spec).values()] == [1]
+    assert [failed.number for failed in failed_runs(instance, spec).values()] == [1]
     monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 900)
     (request,) = load_requests(instance, spec)
     assert attempt(request) == 1

@@ -92,10 +92,10 @@ def known_checks(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dg.Asse
 
 def failed_partitions(instance: dg.DagsterInstance, root: Path) -> dict[str, list[str]]:
     """Partition keys that Dagster shows as failed, by the stages that are failed."""
-    from mm_assets.orchestration.runs import failed_attempts
+    from mm_assets.orchestration.runs import failed_runs
 
     spec = DatasetSpec.from_config({"name": "d", "shards": "s", "root": str(root)}, where="test")
-    return {"failed": sorted(failed_attempts(instance, spec))}
+    return {"failed": sorted(failed_runs(instance, spec))}
 
 
 @pytest.mark.parametrize("total", [3, pytest.param(20, marks=pytest.mark.cluster)])

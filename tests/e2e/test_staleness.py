@@ -12,11 +12,10 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset, sync
 from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.explore.status import dataset_status
-from mm_assets.pipeline.partition.run import run_partition
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import DatasetStore
 
-from ..pipeline.chain import record_of
+from ..pipeline.chain import record_of, run_once
 from .loads import run_partitions
 
 SpecOf = Callable[..., DatasetSpec]
@@ -73,7 +72,7 @@ def test_a_killed_load_leaves_nothing_outdated(instance: dg.DagsterInstance, dem
     assert run_partitions([(specs[0], KEY)])[0].ok
     before = record_of(dataset, KEY)
     partition, schema = dataset.partitions()[KEY], dataset.schema()
-    assert run_partition(specs[1], partition, schema).ok  # as a load that was killed then
+    assert run_once(specs[1], partition, schema).ok  # as a load that was killed then
     record = record_of(DatasetStore(specs[1]), KEY)
     assert before is not None
     assert record is not None
@@ -90,7 +89,7 @@ def test_what_former_settings_made_is_outdated(instance: dg.DagsterInstance, dem
     before = demo_spec("captions", shards=shards)
     dataset = DatasetStore(before)
     register_dataset(instance, dataset)
-    assert run_partition(before, dataset.partitions()[KEY], dataset.schema()).ok  # as a load that was killed then
+    assert run_once(before, dataset.partitions()[KEY], dataset.schema()).ok  # as a load that was killed then
     spec = demo_spec("captions", shards=shards, filters=[{"type": "text_length", "min_chars": 2}])
     assert [sync(DatasetStore(one)).num_partitions for one in (spec, before)] == [0, 1]
     first = dataset_status(DatasetStore(spec)).pending[KEY].first.name

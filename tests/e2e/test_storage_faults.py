@@ -1,9 +1,13 @@
 """The chain on an object store that fails at every tenth request, and two hosts that publish to one root."""
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import pytest
 
 import mm_assets
 from mm_assets.errors import ChangedError, SourceError
-from mm_assets.pipeline.partition import run, stages
+from mm_assets.pipeline.partition import stages
 from mm_assets.pipeline.partition.inputs import PartitionWork
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import manifests
@@ -20,12 +24,13 @@ from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.records import Record
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import pending_partitions
+from mm_assets.storage import store as store_module
 from mm_assets.storage.store import Store
 
-from ..pipeline.chain import at_work, record_name, record_of, run_partition
+from ..pipeline.chain import at_work, record_name, record_of, run_once, run_partition
 from ..s3_server import serve
 
-pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+s3fs = pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
@@ -44,7 +49,7 @@ def options(server: tuple[str, Any]) -> Iterator[dict[str, Any]]:
     """File-system arguments that lead to the server, which answers every request after the test."""
     yield {"key": "test", "secret": "test", "endpoint_url": server[0]}
     faults = server[1].faults
-    faults.every, faults.kinds, faults.conditional = 0, faults.KINDS, True
+    faults.every, faults.kinds, faults.conditional, faults.conflicts = 0, faults.KINDS, True, 0
 
 
 @pytest.fixture
@@ -111,9 +116,9 @@ def test_a_run_through_scratch_survives_faults(dataset: DatasetStore, server: tu
     for each in (quiet, dataset):
         register(each)
     partition, schema = dataset.partition(PARTITION), dataset.schema()
-    assert run.run_partition(quiet.spec, partition, schema).ok
+    assert run_once(quiet.spec, partition, schema).ok
     server[1].faults.every = 2
-    report = run.run_partition(dataset.spec, partition, schema)
+    report = run_once(dataset.spec, partition, schema)
     server[1].faults.every = 0
     assert report.failure is None
     assert report.record is not None
@@ -179,7 +184,7 @@ def test_two_hosts_publish_a_partition_once(dataset: DatasetStore) -> None:
         mine = DatasetStore(dataset.spec)
         with PartitionWork.registered(mine, PARTITION) as work:
             together.wait()
-            record = run.run_partition(mine.spec, work.partition, work.schema).record
+            record = run_once(mine.spec, work.partition, work.schema).record
         assert record is not None
         manifests.build_manifest(mine)
         return record
@@ -204,5 +209,72 @@ def test_the_first_record_counts(dataset: DatasetStore, monkeypatch: pytest.Monk
         return create(self, record)
 
     monkeypatch.setattr(DatasetStore, "create_record", late)
-    report = run.run_partition(dataset.spec, dataset.partition(PARTITION), dataset.schema())
+    report = run_once(dataset.spec, dataset.partition(PARTITION), dataset.schema())
     assert report.record == theirs == record_of(dataset, PARTITION)
+
+
+def test_an_upload_that_meets_another_one_is_made_again(
+    server: tuple[str, Any], options: dict[str, Any], bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conflict decides nothing, since the other upload may fail: the file is created, or replaced, or was before."""
+    monkeypatch.setattr(store_module, "_CONFLICT_PAUSES", (0.0, 0.0))
+    store, faults = Store(f"s3://{bucket}/conflicts", options), server[1].faults
+    for content in (b"first", b"second"):
+        faults.conflicts = 2
+        assert store.create("x", content) is (content == b"first")
+    faults.conflicts = 2
+    assert store.replace(store.snapshot("x"), b"third") is not None
+    assert store.read_bytes("x") == b"third"
+    faults.conflicts = 3
+    with pytest.raises(SourceError, match=r"y: cannot be written: .*injected"):
+        store.create("y", b"1")
+    assert not store.exists("y")
+
+
+def test_a_large_object_is_refreshed_in_parts(
+    server: tuple[str, Any], options: dict[str, Any], bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that is too large to be copied by one request has its content and another time."""
+    store, content = Store(f"s3://{bucket}/large", options), os.urandom(11 << 20)
+    store.write_bytes("x", content)
+    before = store.modified("x")
+    monkeypatch.setattr(s3fs.core, "MANAGED_COPY_THRESHOLD", 1 << 20)
+    monkeypatch.setattr(
+        s3fs.S3FileSystem, "_copy_managed", partialmethod(s3fs.S3FileSystem._copy_managed, block=5 << 20)
+    )
+    server[1].requests.clear()
+    time.sleep(1.0)  # times are seconds
+    store.refresh(["x"])
+    copied = [request for request in server[1].requests if "partNumber" in request.query]
+    assert len(copied) == 3
+    assert store.modified("x") > before
+    assert store.read_bytes("x") == content
+
+
+def test_unfinished_uploads_of_every_page_are_aborted(
+    options: dict[str, Any], bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing of uploads has 1,000; those that began long ago are aborted, those that have ended are passed over."""
+    store = Store(f"s3://{bucket}/unfinished", options)
+    old, now = datetime(2020, 1, 1, tzinfo=UTC), datetime.now(UTC)
+    pages = {
+        "": [("unfinished/a", old), ("unfinished/b", now)],
+        "unfinished/b": [("unfinished/c", old)],
+    }
+    aborted = []
+
+    def call(method: str, **asked: Any) -> dict[str, Any]:
+        if method == "abort_multipart_upload":
+            aborted.append((asked["Key"], asked["UploadId"]))
+            raise FileNotFoundError("it has ended")
+        uploads = pages[asked.get("KeyMarker", "")]
+        return {
+            "Uploads": [{"Key": key, "UploadId": f"{key}!", "Initiated": began} for key, began in uploads],
+            "IsTruncated": "KeyMarker" not in asked,
+            "NextKeyMarker": uploads[-1][0],
+            "NextUploadIdMarker": f"{uploads[-1][0]}!",
+        }
+
+    monkeypatch.setattr(store.fs, "call_s3", call)
+    store.abort_uploads(3600.0)
+    assert aborted == [("unfinished/a", "unfinished/a!"), ("unfinished/c", "unfinished/c!")]

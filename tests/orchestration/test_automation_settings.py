@@ -1,6 +1,5 @@
 """Settings of a dataset that Dagster acts on: conditions, freshness, pools and tags."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import DatasetStore
+
+from ..pipeline.shards import CAPTIONS, make_shard
 
 STAGES = [stage.name for stage in CHAIN if stage.name != "manifest"]
 
@@ -61,11 +62,11 @@ def test_a_new_partition_is_requested(tmp_path: Path, instance: dg.DagsterInstan
     assert third.get_requested_partitions(raw) == set()
 
 
-def test_a_changed_shard_is_requested_again(tmp_path: Path, instance: dg.DagsterInstance, demo_shards: Path) -> None:
+def test_a_changed_shard_is_requested_again(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     """Once other bytes of a shard are registered, Dagster's automation asks for its partition, once, and no other."""
     names = ("captions-00000", "captions-00001")
     for name in names:
-        shutil.copy(demo_shards / "captions-00000.tar", tmp_path / f"{name}.tar")
+        make_shard(tmp_path / f"{name}.tar", CAPTIONS)
     shards = str(tmp_path / "captions-*.tar")
     spec = declared(root=str(tmp_path / "root"), shards=shards, automation="eager", settle_seconds=0)
     definitions, dataset, first_stage = build_definitions(spec), DatasetStore(spec), dg.AssetKey(["web", "raw_shards"])
@@ -92,7 +93,7 @@ def test_a_changed_shard_is_requested_again(tmp_path: Path, instance: dg.Dagster
     assert requested() == {}
     register_dataset(instance, dataset)
     assert requested() == {}, "nothing changed"
-    shutil.copy(demo_shards / "docs-00000.tar", tmp_path / "captions-00001.tar")
+    make_shard(tmp_path / "captions-00001.tar", {**CAPTIONS, "2.txt": b"another text"})
     register_dataset(instance, dataset)
     assert requested() == {stage: {"captions-00001"} for stage in STAGES}
     assert requested() == {}

@@ -24,11 +24,12 @@ from mm_assets.errors import SourceError
 from mm_assets.orchestration import load as module
 from mm_assets.orchestration import recorder
 from mm_assets.orchestration.build import build_definitions
+from mm_assets.orchestration.event_log import RunEvents
+from mm_assets.orchestration.events import Made
 from mm_assets.orchestration.launch import LoadResult, prepare_home, run_load, sync
 from mm_assets.orchestration.load import declared_in
 from mm_assets.orchestration.partitions import shard_partitions
-from mm_assets.orchestration.recorder import Made, RunEvents
-from mm_assets.orchestration.runs import LOAD_TAG, PROCESS_TAG, failed_attempts, load_config
+from mm_assets.orchestration.runs import LOAD_TAG, PROCESS_TAG, failed_runs, load_config
 from mm_assets.pipeline.chain import CHAIN, MANIFEST
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.load.tasks import PartitionRun, load_partitions
@@ -93,10 +94,13 @@ def test_a_load_is_one_run_that_dagster_lists_under_its_job(spec: DatasetSpec) -
 
 
 def test_a_large_load_has_several_runs(spec: DatasetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if Dagster has started it: the further runs name the first one, and each succeeds."""
+    """Also if Dagster has started it, in the only slot of a pool: the others name the first run, and each succeeds."""
     monkeypatch.setattr(recorder, "MAX_PARTITIONS_OF_RUN", 1)
     monkeypatch.setattr(recorder, "_MAX_BATCH", 1)
+    monkeypatch.setattr(recorder, "_MAX_SILENCE_SECONDS", 20.0)
+    spec = spec.replace(pool="disks")
     with dg.DagsterInstance.get() as instance:
+        instance.event_log_storage.set_concurrency_slots("disks", 1)
         job = build_definitions(spec).resolve_job_def("data_load")
         result = job.execute_in_process(instance=instance, run_config=load_config(spec, ["a", "b"], waits=False))
         assert result.success
@@ -135,7 +139,7 @@ def test_a_load_that_fails_fails_its_run(spec: DatasetSpec) -> None:
             run = instance.get_runs(limit=1)[0]
             assert run.status is FAILURE
             (step,) = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
-            assert failed_attempts(instance, spec)["b"].number == number
+            assert failed_runs(instance, spec)["b"].number == number
         failure = step.get_dagster_event().step_failure_data.user_failure_data
         assert failure is not None
         assert "1 of" in (failure.description or "")

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.orchestration import recorder as module
-from mm_assets.orchestration.recorder import (
-    DATABASE,
-    Checked,
-    Event,
-    EventSink,
-    Line,
-    Made,
-    Planned,
-    Recorder,
-    RunRecording,
-    unrecorded_message,
-)
-from mm_assets.orchestration.runs import Attempt
+from mm_assets.orchestration.event_log import RunEvents
+from mm_assets.orchestration.events import Checked, Event, EventSink, Line, Made, Planned
+from mm_assets.orchestration.recorder import DATABASE, Recorder, RunRecording, unrecorded_message
+from mm_assets.orchestration.runs import FailedRun
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, Stage
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.load.tasks import LoadEnd, load_partitions
@@ -96,9 +88,9 @@ class Database:
         made = [event for event in self.events if isinstance(event, Made) and event.partition == key]
         return next(event.code_version for event in reversed(made) if event.asset_key.path[-1] == stage.name)
 
-    def failures(self) -> Mapping[str, Attempt]:
+    def failures(self) -> Mapping[str, FailedRun]:
         planned = [event for event in self.events if isinstance(event, Planned)]
-        return {event.partition: Attempt.of(event.tags, 0.0, "") for event in planned}
+        return {event.partition: FailedRun.of(event.tags, 0.0, "") for event in planned}
 
     def failed_checks(self, result: dg.AssetCheckResult) -> Mapping[str, str]:
         return {}
@@ -233,6 +225,54 @@ def test_what_a_database_never_takes_is_reported_and_recorded_by_the_next_load(d
     database.expect_complete()
 
 
+def test_runs_that_always_fail_are_few(dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the attempts of the policy nothing more is begun, with one line; everything is published, and listed."""
+    attempts, given_up, lines = list[int](), threading.Event(), list[str]()
+
+    def execute(self: Database, _: object) -> None:
+        attempts.append(1)
+        raise RuntimeError("the run failed before its first step")
+
+    def report(line: str) -> None:
+        lines.append(line)
+        given_up.set()
+
+    monkeypatch.setattr(Database, "execute", execute)
+    with recorder(dataset, Database(spec=dataset.spec), running=KEYS, report=report) as recording:
+        assert given_up.wait(30)
+        run(dataset, recording.add)
+        assert not DatasetState(dataset).pending
+    assert len(attempts) == 1 + len(RETRY.pauses)
+    assert len(lines) == 1
+    assert recording.unrecorded.keys() == {*KEYS}
+    assert {*recording.unrecorded.values()} == {"RuntimeError: the run failed before its first step"}
+
+
+@pytest.mark.parametrize("is_available", [True, False])
+def test_a_load_that_needs_a_slot_says_what_it_waits_for(
+    dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch, is_available: bool
+) -> None:
+    """The limit of a pool is in Dagster's database: if that refuses every attempt, the load ends with an error."""
+    monkeypatch.setattr(module, "_MAX_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.01)
+    database, lines, has_slot, execute = Database(spec=dataset.spec), list[str](), threading.Event(), Database.execute
+
+    def wait_for_slot(self: Database, body: Callable[[EventSink], RunRecording]) -> None:
+        assert has_slot.wait(30)
+        execute(self, body)
+
+    def report(line: str) -> None:
+        lines.append(line)
+        has_slot.set()
+
+    monkeypatch.setattr(Database, "execute", wait_for_slot)
+    database.is_available = is_available
+    expected = pytest.raises(SourceError, match="has the limit of the pool 'disks'")
+    with nullcontext() if is_available else expected, recorder(dataset, database, report=report) as recording:
+        recording.wait_until_begun("disks")
+    assert lines[0] == "waiting for Dagster to begin the run of the load, which needs a slot of the pool 'disks'"
+
+
 def test_what_was_published_and_not_recorded_is_recorded_once(published: DatasetStore) -> None:
     """The records of a load that was killed are stored by the next one, and by no further one."""
     database = Database(spec=published.spec)
@@ -287,7 +327,7 @@ def test_an_interrupted_load_cancels_its_run(dataset: DatasetStore) -> None:
 
     def load() -> None:
         with recording:
-            recording.wait_until_begun()
+            recording.wait_until_begun("disks")
             run(dataset, stop)
 
     with pytest.raises(KeyboardInterrupt):
@@ -516,9 +556,9 @@ def test_an_unknown_form_of_storage_is_reported_once(
 ) -> None:
     """Where private names of Dagster are missing, events are stored by its public call, with one warning."""
     monkeypatch.setitem(sys.modules, "dagster._core.storage.event_log.schema", None)
-    events = module.RunEvents(instance, declare(tmp_path, shards), run_id="", job_name="", step_key=None)
+    events = RunEvents(instance, declare(tmp_path, shards), run_id="", job_name="", step_key=None)
     for key in "ab":
         result = dg.MaterializeResult(asset_key=["data", "published"], data_version=dg.DataVersion("1"))
-        events.store([module.Made(result=result, partition=key)])
+        events.store([Made(result=result, partition=key)])
     assert instance.get_materialized_partitions(dg.AssetKey(["data", "published"])) == {"a", "b"}
-    assert [record.levelname for record in caplog.records if record.name == module.__name__] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if record.name == RunEvents.__module__] == ["WARNING"]

@@ -13,15 +13,17 @@ from mm_assets.fields import Field
 from mm_assets.pipeline.chain import STAGE_OF_FILE, Stage
 from mm_assets.pipeline.partition import publish, stages
 from mm_assets.pipeline.partition.inputs import PartitionWork
+from mm_assets.pipeline.partition.run import PartitionReport, partition_steps
 from mm_assets.pipeline.partition.stages import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import manifests
 from mm_assets.pipeline.state.added_streams import NewStream, PartitionAdded, add_to_dataset
 from mm_assets.pipeline.state.clean import MIN_AGE_SECONDS
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.records import Record, StageRecord
+from mm_assets.pipeline.state.records import Partition, Record, StageRecord
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions
+from mm_assets.rows.schema import DatasetSchema
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,6 +81,13 @@ def run_partition(dataset: DatasetStore, key: str) -> dict[str, StageResult]:
         assert result.outcomes
     at_work(publish.publish, dataset, key)
     return results
+
+
+def run_once(spec: DatasetSpec, partition: Partition, schema: DatasetSchema, **options: Any) -> PartitionReport:
+    """Runs a partition as a worker of a load does, and returns its report."""
+    *_, report = partition_steps(spec, partition, schema, **options)
+    assert isinstance(report, PartitionReport)
+    return report
 
 
 def run_chain(spec: DatasetSpec) -> tuple[DatasetStore, dict[str, dict[str, StageResult]]]:

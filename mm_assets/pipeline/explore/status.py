@@ -17,7 +17,6 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.added_streams import carried_over
 from mm_assets.pipeline.state.claims import Claims
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.losses import failure_of
 from mm_assets.pipeline.state.records import Partition, StageFailure
 from mm_assets.pipeline.state.registration import list_partitions, no_shards, refusal
 from mm_assets.pipeline.state.staleness import DatasetState, Stale, stale_partitions
@@ -222,7 +221,7 @@ def failures(state: DatasetState, keys: Iterable[str]) -> dict[str, StageFailure
         SourceError: the storage cannot be read.
     """
     attempts = state.latest(key for key in sorted(keys) if key in state.attempts)
-    found = {attempt.partition: failure_of(attempt) for attempt in attempts}
+    found = {attempt.partition: attempt.end for attempt in attempts}
     return {key: failure for key, failure in found.items() if failure is not None}
 
 

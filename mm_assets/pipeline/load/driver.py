@@ -74,7 +74,6 @@ def run_tasks(
     tasks: Iterable[Task],
     *,
     timeout: float | None = None,
-    idle: Callable[[], object] = lambda: None,
     warned: Callable[[str], object] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -89,7 +88,6 @@ def run_tasks(
         timeout: seconds after which a task is ended and repeated. None takes half an hour, or twenty times the median
             of the partitions that have ended if that is longer. The median grows with the bytes of a partition, and
             the limit of a partition doubles each time that it is exceeded: all partitions of a load may be slow.
-        idle: called before each wait: all that has ended was yielded.
         warned: called with each line about a partition that takes long or too long, which is also logged.
         clock: seconds that pass.
         sleep: waits for some.
@@ -98,7 +96,7 @@ def run_tasks(
         CredentialsError: after the last report, partitions were not run because the storage refused the credentials.
         EngineLostError: likewise, because the engine can run nothing any more.
     """
-    driver = _Driver(engine, tasks, timeout, idle, warned, clock, sleep)
+    driver = _Driver(engine, tasks, timeout, warned, clock, sleep)
     try:
         yield from driver.reports()
     finally:
@@ -111,14 +109,12 @@ class _Driver:
         engine: Engine,
         tasks: Iterable[Task],
         timeout: float | None,
-        idle: Callable[[], object],
         warned: Callable[[str], object],
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
         self._engine = engine
         self._timeout = timeout
-        self._idle = idle
         self._warned = warned
         self._clock = clock
         self._sleep = sleep
@@ -140,7 +136,6 @@ class _Driver:
             while self._waiting and self._waiting[0][0] <= self._clock():
                 self._todo.appendleft(heapq.heappop(self._waiting)[-1])
             self._submit()
-            self._idle()
             if not self._at_work:
                 if not self._todo and self._waiting:
                     self._sleep(max(self._waiting[0][0] - self._clock(), 0.0))

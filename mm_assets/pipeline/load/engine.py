@@ -55,9 +55,8 @@ class Task:
         return sum(shard.size for shard in self.partition.shards)
 
     def steps(self) -> Iterator[str | PartitionReport]:
-        """Runs it in this process, as `partition_steps`; of stages, the names."""
-        for step in partition_steps(self.spec, self.partition, self.schema, first=self.first, earlier=self.earlier):
-            yield step.name if isinstance(step, Stage) else step
+        """Runs it in this process, as `partition_steps`."""
+        return partition_steps(self.spec, self.partition, self.schema, first=self.first, earlier=self.earlier)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -124,10 +124,11 @@ class LoadEnd:
     refusal: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class ClaimedWork:
     """The partitions of a load: those that it runs, and those that other loads have claimed, which it waits for.
 
-    Args:
+    Attributes:
         state: the dataset as it was listed.
         keys: the partitions.
         claims: of the load, which has claimed no partition yet.
@@ -138,27 +139,14 @@ class ClaimedWork:
         sleep: waits some seconds.
     """
 
-    def __init__(
-        self,
-        state: DatasetState,
-        keys: Iterable[str],
-        claims: Claims,
-        *,
-        first: Stage | None = None,
-        part: Slice | None = None,
-        waits: bool = True,
-        report: Callable[[str], object] = lambda _: None,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._state = state
-        self._dataset = state.dataset
-        self._keys = list(keys)
-        self._claims = claims
-        self._first = first
-        self._part = part
-        self._waits = waits
-        self._report = report
-        self._sleep = sleep
+    state: DatasetState
+    keys: Collection[str]
+    claims: Claims
+    first: Stage | None = None
+    part: Slice | None = None
+    waits: bool = True
+    report: Callable[[str], object] = lambda _: None
+    sleep: Callable[[float], None] = time.sleep
 
     def run(self, tasks: Callable[[list[Task]], Iterator[PartitionReport]]) -> Generator[PartitionReport, None, None]:
         """Runs the partitions, and yields the report of each as it ends, also of those that other loads published.
@@ -169,14 +157,14 @@ class ClaimedWork:
         Raises:
             SourceError: the storage cannot be read or written.
         """
-        known = [key for key in self._keys if key in self._state.partitions]
-        for key in self._keys:
-            if key not in self._state.partitions:
+        known = [key for key in self.keys if key in self.state.partitions]
+        for key in self.keys:
+            if key not in self.state.partitions:
                 detail = "it is not registered any more"
                 failure = StageFailure(partition=key, stage=RAW_SHARDS.name, detail=detail)
                 yield PartitionReport(partition=key, failure=failure, is_refused=True)
         waiting = yield from self._take(known, tasks)
-        if not self._waits:
+        if not self.waits:
             for key, claim in waiting.items():
                 yield PartitionReport(partition=key, claimed_by=claim.place)
             return
@@ -187,19 +175,19 @@ class ClaimedWork:
                 if claim.load not in reported:
                     reported[claim.load] = claim
                     number = sum(one.load == claim.load for one in waiting.values())
-                    self._report(f"{counted(number, 'partition')} claimed by a load on {claim.place}: waiting for it")
-            num_listed = 0 if len(waiting) <= _FEW else len(self._state.partitions)
-            self._sleep(max(_LOOK_SECONDS, num_listed / _MAX_LISTED_PER_SECOND))
+                    self.report(f"{counted(number, 'partition')} claimed by a load on {claim.place}: waiting for it")
+            num_listed = 0 if len(waiting) <= _FEW else len(self.state.partitions)
+            self.sleep(max(_LOOK_SECONDS, num_listed / _MAX_LISTED_PER_SECOND))
             try:
-                live = self._claims.others()  # first: a load publishes a partition before it ends its claim
+                live = self.claims.others()  # first: a load publishes a partition before it ends its claim
                 published = self._published(waiting)
             except SourceError as error:
                 if not STORAGE.may_pass(storage_fault(error)) or not pauses:
                     raise
-                self._sleep(pauses.pop(0))
+                self.sleep(pauses.pop(0))
                 continue
             pauses = [*STORAGE.waits()]
-            for key, record in self._dataset.read_records((key, self._state.recipes[key]) for key in published):
+            for key, record in self.state.dataset.read_records((key, self.state.recipes[key]) for key in published):
                 if record is not None:
                     yield PartitionReport(partition=key, record=record, claimed_by=waiting.pop(key).place)
             free = [key for key in waiting if not any(key in claim for claim in live)]
@@ -214,32 +202,32 @@ class ClaimedWork:
         """Claims partitions and runs those that no other load has claimed before; returns the others."""
         if not keys:
             return {}
-        is_all = self._part is None and len(keys) == len(self._state.pending) and set(keys) == set(self._state.pending)
-        before = self._claims.take(None if is_all or self._part is not None else keys, self._part)
+        is_all = self.part is None and len(keys) == len(self.state.pending) and set(keys) == set(self.state.pending)
+        before = self.claims.take(None if is_all or self.part is not None else keys, self.part)
         waiting = {key: claim for key in keys for claim in before if key in claim}
         try:
             yield from tasks(self._tasks([key for key in keys if key not in waiting], is_takeover))
         finally:
-            self._claims.keep(())  # what it waits for is not its own
+            self.claims.keep(())  # what it waits for is not its own
         return waiting
 
     def _tasks(self, keys: Iterable[str], is_takeover: bool) -> list[Task]:
-        pending = {*self._state.pending, *self._state.pending_exports}
+        pending = {*self.state.pending, *self.state.pending_exports}
         return [
             Task(
-                spec=self._dataset.spec,
-                schema=self._state.schema,
-                partition=self._state.partitions[key],
-                first=given_start(self._first, is_pending=key in pending),
-                earlier=None if is_takeover else self._state.earlier(key),  # the other load left an attempt
+                spec=self.state.dataset.spec,
+                schema=self.state.schema,
+                partition=self.state.partitions[key],
+                first=given_start(self.first, is_pending=key in pending),
+                earlier=None if is_takeover else self.state.earlier(key),  # the other load left an attempt
             )
             for key in keys
         ]
 
     def _published(self, keys: Iterable[str]) -> list[str]:
         """Returns those of some partitions that other loads have published."""
-        store = self._dataset.store
-        names = {key: self._dataset.record_name(key, self._state.recipes[key]) for key in keys}
+        store = self.state.dataset.store
+        names = {key: self.state.dataset.record_name(key, self.state.recipes[key]) for key in keys}
         is_published = store.exists if len(names) <= _FEW else store.sizes(RECORDS).__contains__
         return [key for key, name in names.items() if is_published(name)]
 

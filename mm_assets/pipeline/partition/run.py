@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from mm_assets.pipeline.chain import (
     PUBLISHED,
     RAW_SHARDS,
     Stage,
-    export_stage,
     packed_stages,
 )
 from mm_assets.pipeline.partition.inputs import PartitionWork
@@ -37,12 +36,7 @@ from mm_assets.pipeline.state.records import Earlier, Partition, Record, StageFa
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.staged import StagedStore
 
-__all__ = [
-    "PartitionReport",
-    "partition_steps",
-    "rare_collections",
-    "run_partition",
-]
+__all__ = ["PartitionReport", "partition_steps", "rare_collections"]
 
 # New objects after which Python looks for reference cycles. A block of small rows is some hundred thousand objects,
 # which the default of 700 visits again and again; the stages leave hardly any cycles, and none that holds media.
@@ -82,6 +76,12 @@ class PartitionReport:
         """Whether the partition was published, or left to another load."""
         return self.record is not None or bool(self.claimed_by)
 
+    @property
+    def end(self) -> StageFailure | None:
+        """What ended a partition that was not published: an error, or the checks of a stage."""
+        checks = (result.record.failure for result in self.results.values())
+        return self.failure or next(filter(None, checks), None)
+
 
 class _RareCollections:
     """The blocks of `rare_collections` that have not ended, of all threads.
@@ -118,21 +118,6 @@ def rare_collections() -> Iterator[None]:
                 gc.set_threshold(*_RareCollections.before)
 
 
-def run_partition(
-    spec: DatasetSpec,
-    partition: Partition,
-    schema: DatasetSchema,
-    *,
-    first: Stage | None = None,
-    earlier: Earlier | None = None,
-    scratch: Path | None = None,
-) -> PartitionReport:
-    """Runs a partition as `partition_steps`, to its end; the report."""
-    *_, report = partition_steps(spec, partition, schema, first=first, earlier=earlier, scratch=scratch)
-    assert isinstance(report, PartitionReport)
-    return report
-
-
 def partition_steps(
     spec: DatasetSpec,
     partition: Partition,
@@ -140,14 +125,13 @@ def partition_steps(
     *,
     first: Stage | None = None,
     earlier: Earlier | None = None,
-    scratch: Path | None = None,
-) -> Iterator[Stage | PartitionReport]:
+) -> Iterator[str | PartitionReport]:
     """Runs the stages of a partition with their checks, publishes it if all of them passed, and exports it.
 
     What is registered is handed over, so that the cost does not depend on the number of partitions. A shard in an
-    object store is fetched once, whole; files for an object store are made in local scratch and uploaded together, the
-    record last. An error, also one of a user's code, ends the run and is stored in the partition's attempt; it is not
-    raised.
+    object store is fetched once, whole, to the system's place for temporary files; files for an object store are made
+    there, and uploaded together, the record last. An error, also one of a user's code, ends the run and is stored in
+    the partition's attempt; it is not raised.
 
     Args:
         spec: the declaration.
@@ -156,27 +140,26 @@ def partition_steps(
         first: the stage to start at, or an earlier one that is stale; by default the first stale one. The stages before
             it are reused. `PUBLISHED` only creates the record.
         earlier: what earlier runs left; None lists that.
-        scratch: where a folder for remote shards and files is made, and removed at the end; by default the system's
-            place for temporary files.
 
     Yields:
-        Each stage before its work, of the packed ones the first for all of them; then the report.
+        The name of each stage before its work, of the packed ones the first for all of them; then the report.
     """
     began = time.perf_counter()
     failure: StageFailure | None = None
-    run = _PartitionRun(DatasetStore(spec), partition, schema, first, earlier)
+    run = _PartitionRun(DatasetStore(spec), partition, schema, first, earlier, stage=first or RAW_SHARDS)
     try:
-        with temporary_disk_named() if scratch is None else nullcontext():
-            folder = tempfile.TemporaryDirectory(prefix="mm-assets-", dir=scratch)
+        with temporary_disk_named():
+            folder = tempfile.TemporaryDirectory(prefix="mm-assets-")
         with rare_collections(), folder as path:
-            yield from run.steps(Path(path))
+            for stage in run.steps(Path(path)):
+                yield stage.name
     except Exception as error:  # noqa: BLE001 - whatever fails the partition is stored, and the others go on
         failure = StageFailure.of(error, stage=run.stage.name, partition=partition.key)
         run.dataset.write_failure(failure, run.completed)
     exports: dict[str, PartitionExport] = {}
     if (record := run.record) is not None:
         for options in spec.exports:
-            yield export_stage(options)
+            yield options.asset
             try:
                 exports[options.asset] = export_partition(run.dataset, options, record.listed)
             except Exception as error:  # noqa: BLE001  # whatever fails an export is reported, and the other exports still run
@@ -193,10 +176,16 @@ def partition_steps(
     )
 
 
+@dataclass(slots=True)
 class _PartitionRun:
     """A run of one partition.
 
     Attributes:
+        dataset: the dataset's folder.
+        partition: as registered.
+        schema: the dataset's.
+        first: as of `partition_steps`.
+        earlier: likewise.
         stage: the one that runs.
         results: of the stages that ended.
         completed: the records of the stages whose files are in the dataset's folder; None until they are uploaded.
@@ -204,24 +193,16 @@ class _PartitionRun:
         is_second: whether another load published the partition while this run made the same.
     """
 
-    def __init__(
-        self,
-        dataset: DatasetStore,
-        partition: Partition,
-        schema: DatasetSchema,
-        first: Stage | None,
-        earlier: Earlier | None,
-    ) -> None:
-        self.dataset = dataset
-        self.partition = partition
-        self.schema = schema
-        self.stage = first or RAW_SHARDS
-        self.results: dict[str, StageResult] = {}
-        self.completed: Mapping[Stage, StageRecord] | None = None
-        self.record: Record | None = None
-        self.is_second = False
-        self._first = first
-        self._earlier = earlier
+    dataset: DatasetStore
+    partition: Partition
+    schema: DatasetSchema
+    first: Stage | None
+    earlier: Earlier | None
+    stage: Stage = RAW_SHARDS
+    results: dict[str, StageResult] = field(default_factory=dict)
+    completed: Mapping[Stage, StageRecord] | None = None
+    record: Record | None = None
+    is_second: bool = False
 
     @property
     def passed(self) -> bool:
@@ -232,11 +213,11 @@ class _PartitionRun:
         store = self.dataset.store
         staged = None if store.is_local else StagedStore(store, folder / "files")
         dataset = self.dataset if staged is None else self.dataset.over(staged)
-        with PartitionWork(dataset, self.partition, self.schema, earlier=self._earlier, scratch=folder) as work:
+        with PartitionWork(dataset, self.partition, self.schema, earlier=self.earlier, scratch=folder) as work:
             self.stage = work.stale.first
-            if self._first is not None and CHAIN.index(self._first) < CHAIN.index(self.stage):
-                self.stage = self._first
-                work.restart(self._first)
+            if self.first is not None and CHAIN.index(self.first) < CHAIN.index(self.stage):
+                self.stage = self.first
+                work.restart(self.first)
             if work.stages and not work.earlier.has_attempt:
                 # From now on it names the files that are reused: `clean` leaves them.
                 work.write_attempt()

@@ -38,7 +38,7 @@ from mm_assets.rows.columns import Kept
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import ParquetSink, open_table, read_batches, sample_groups
 from mm_assets.rows.references import ReferenceSink, with_media
-from mm_assets.storage.store import PublishedFile
+from mm_assets.storage.store import PublishedFile, Store
 
 __all__ = ["Run", "StageResult"]
 
@@ -66,8 +66,9 @@ class StageResult:
     streams: Sequence[PackedStream] = ()
 
     @classmethod
-    def of_record(cls, record: StageRecord, urls: Mapping[str, str]) -> StageResult:
+    def of_record(cls, record: StageRecord, store: Store) -> StageResult:
         """What is known of a stage that ran earlier."""
+        urls = {name: store.url_of(file.path) for name, file in record.files.items()}
         return cls(record=record, seconds=0.0, check_seconds=0.0, preview=DrawnPreview(), schema=None, urls=urls)
 
     @property
@@ -78,7 +79,7 @@ class StageResult:
     @property
     def passed(self) -> bool:
         """Whether every check passed that stops a partition."""
-        return not any(outcome.stops for outcome in self.outcomes)
+        return self.record.failure is None
 
 
 def _preview(stage: Stage) -> Preview:
@@ -384,10 +385,9 @@ class Run:
             kept=tuple(kept),
             limits=limits or {},
         )
-        stops = any(outcome.stops for outcome in outcomes)
-        if not is_again or stops:
+        if not is_again or record.failure is not None:
             self.work.add_record(self.stage, record)
-        if is_again and stops:  # damaged after its publication: the next manifest must not list it
+        if is_again and record.failure is not None:  # damaged after its publication: the next manifest must not list it
             self.dataset.store.delete(self.dataset.record_name(self.key, self.work.recipe))
         return StageResult(
             record=record,

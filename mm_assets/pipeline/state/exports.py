@@ -16,13 +16,14 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from mm_assets.dataset.manifest import ManifestPartition, file_path
-from mm_assets.errors import ChangedError, ConfigError, SchemaMismatchError, meant
+from mm_assets.errors import ConfigError, SchemaMismatchError, meant
 from mm_assets.pipeline.chain import export_stage
 from mm_assets.pipeline.spec import ExportOptions
-from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.folder import DatasetStore, until_unchanged
 from mm_assets.pipeline.state.records import RECIPE_DIGITS, canonical_json
 from mm_assets.storage.store import ListedFile, Store
 
@@ -43,7 +44,6 @@ __all__ = [
 INDEX = "exports.json"  # in the folder of an export of all partitions
 _FOLDER = "exports"  # in the dataset's folder
 _NAME = re.compile(rf".+\.[0-9a-f]{{{RECIPE_DIGITS}}}")
-_INDEX_ATTEMPTS = 8
 _READS = 16  # records at a time
 
 
@@ -226,13 +226,7 @@ def write_indexes(dataset: DatasetStore, entries: Mapping[str, ManifestPartition
         ConfigError: the folder has the exports of another dataset.
     """
     for options in dataset.spec.exports:
-        for attempt in range(_INDEX_ATTEMPTS):
-            try:
-                _write_index(dataset, options, entries)
-                break
-            except ChangedError:
-                if attempt == _INDEX_ATTEMPTS - 1:
-                    raise
+        until_unchanged(partial(_write_index, dataset, options, entries), attempts=8)
 
 
 def _write_index(dataset: DatasetStore, options: ExportOptions, entries: Mapping[str, ManifestPartition]) -> None:

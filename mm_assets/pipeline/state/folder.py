@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from copy import copy
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from mm_assets.errors import ChangedError, ConfigError, MmAssetsError, SchemaMismatchError, SourceError
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage
@@ -41,7 +41,9 @@ from mm_assets.storage.listing import ShardFile, description_of
 from mm_assets.storage.store import ListedFile, Snapshot, Store
 from mm_assets.storage.urls import local_path, reason
 
-__all__ = ["ATTEMPTS", "MAX_UNNAMED_SECONDS", "RECORDS", "DatasetStore", "seconds_passed"]
+__all__ = ["ATTEMPTS", "MAX_UNNAMED_SECONDS", "RECORDS", "DatasetStore", "seconds_passed", "until_unchanged"]
+
+T = TypeVar("T")
 
 MAX_UNNAMED_SECONDS = 43_200.0
 """How old files may be that a record or a manifest names first: `clean` deletes what nothing names after a day."""
@@ -65,6 +67,18 @@ _OF_THE_ROOT = (NotADirectoryError, FileExistsError, PermissionError, FileNotFou
 def seconds_passed() -> float:
     """Returns seconds that pass, also while the host is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def until_unchanged(make: Callable[[], T], *, attempts: int = 5) -> T:
+    """Returns what a function returns that replaces a file, calling it again while other processes are faster.
+
+    Raises:
+        ChangedError: they were each time.
+    """
+    for _ in range(attempts - 1):
+        with suppress(ChangedError):
+            return make()
+    return make()
 
 
 class DatasetStore:

@@ -36,7 +36,7 @@ from mm_assets.pipeline.chain import (
     Stage,
 )
 from mm_assets.pipeline.state.folder import DatasetStore
-from mm_assets.pipeline.state.records import Attempt, StageFailure, StageRecord
+from mm_assets.pipeline.state.records import Attempt, StageRecord
 from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.rows.columns import NO_COLUMN, NULL_CAST, REPAIRED_JSON
 from mm_assets.rows.schema import ALL_FILTERED, EMPTY_SAMPLE, KEPT, PIPELINE_FILTERS
@@ -52,7 +52,6 @@ __all__ = [
     "LossPage",
     "LossTotal",
     "Selection",
-    "failure_of",
     "kind_counts",
     "listed_totals",
     "loss_page",
@@ -691,9 +690,9 @@ def _select(
 def _of_attempt(dataset: DatasetStore, attempt: Attempt) -> Iterator[_Source]:
     """Why an attempt at a partition failed, and what each stage before lost."""
     key, stages = attempt.partition, attempt.stages
-    failure = failure_of(attempt)
+    failure = attempt.end
     if failure is not None:
-        stage = _stage_of(failure)
+        stage = next((stage for stage in CHAIN if stage.name == failure.stage), RAW_SHARDS)
         loss = Loss(
             partition=key,
             stage=stage.name,
@@ -706,21 +705,8 @@ def _of_attempt(dataset: DatasetStore, attempt: Attempt) -> Iterator[_Source]:
         yield _Source(key, stage, [loss])
         # A stage that failed by a check has made its tables.
         before = CHAIN[: CHAIN.index(stage)]
-        stages = {s: record for s, record in stages.items() if s in before or s in attempt.failed_checks}
+        stages = {s: record for s, record in stages.items() if s in before or record.failure is not None}
     yield from _of_records(dataset, key, stages)
-
-
-def failure_of(attempt: Attempt) -> StageFailure | None:
-    """Returns why an attempt ended: its error, or the checks of the first stage that stopped it; None if by neither."""
-    found = [] if attempt.failure is None else [attempt.failure]
-    for stage, outcomes in attempt.failed_checks.items():
-        detail = "; ".join(f"{outcome.name}: {outcome.said}" for outcome in outcomes)
-        found.append(StageFailure(partition=attempt.partition, stage=stage.name, detail=f"check {detail}"))
-    return min(found, key=lambda failure: CHAIN.index(_stage_of(failure)), default=None)
-
-
-def _stage_of(failure: StageFailure) -> Stage:
-    return next((stage for stage in CHAIN if stage.name == failure.stage), RAW_SHARDS)
 
 
 def _of_records(dataset: DatasetStore, key: str, stages: Mapping[Stage, StageRecord]) -> Iterator[_Source]:

@@ -20,7 +20,7 @@ from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_FOLDER, TABLES
 from mm_assets.pipeline.state.added_streams import NewStream, carried_over, with_streams
 from mm_assets.pipeline.state.clean import CleanNote
 from mm_assets.pipeline.state.duplicate_ids import duplicate_ids
-from mm_assets.pipeline.state.folder import MAX_UNNAMED_SECONDS, DatasetStore, seconds_passed
+from mm_assets.pipeline.state.folder import MAX_UNNAMED_SECONDS, DatasetStore, seconds_passed, until_unchanged
 from mm_assets.pipeline.state.losses import sum_losses
 from mm_assets.pipeline.state.records import Attempt, canonical_json, digest_fault, size_fault
 from mm_assets.pipeline.state.sql_views import catalog_text
@@ -31,7 +31,6 @@ __all__ = ["ManifestReport", "build_manifest", "current_manifest", "verify_table
 
 _DIGESTS = 4  # of tables at a time
 _WITHDRAWALS = 16  # of records at a time: each waits for the storage most of its time
-_ATTEMPTS = 5  # to make a manifest while other processes do the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +83,7 @@ def build_manifest(
         ChangedError: other processes made manifests each time that this one was about to be published.
     """
     withdrawn: dict[str, str] = {}
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(ChangedError):
-            return _build_manifest(dataset, counts_duplicates, stream, read or {}, withdrawn)
-    return _build_manifest(dataset, counts_duplicates, stream, read or {}, withdrawn)
+    return until_unchanged(lambda: _build_manifest(dataset, counts_duplicates, stream, read or {}, withdrawn))
 
 
 def _build_manifest(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from mm_assets.checks.context import Outcome
 from mm_assets.dataset.manifest import FILE_DIGITS, ManifestPartition, check_partition, file_path
 from mm_assets.errors import CorruptError, MmAssetsError, SchemaMismatchError, SourceError
-from mm_assets.pipeline.chain import RECORDED_STAGES, Stage
+from mm_assets.pipeline.chain import CHAIN, RECORDED_STAGES, Stage
 from mm_assets.rows.columns import Kept, Origin
 from mm_assets.storage.listing import ShardFile
 from mm_assets.storage.store import PublishedFile
@@ -111,14 +111,9 @@ class Registered:
     versions: Mapping[str, Version]
 
     @property
-    def declared(self) -> Any:
-        """The settings that decided the stored schema, or None where there is no schema."""
-        return self.stored_schema.get("declared")
-
-    @property
-    def schema_is_provisional(self) -> bool:
-        """Whether the stored schema was decided without any sample, so that no rows conform to it."""
-        return self.stored_schema.get("decided_by", "") is None
+    def declared(self) -> Mapping[str, Any] | None:
+        """The settings that decided the schema; None if there is none, or one that no sample decided, for no rows."""
+        return None if self.stored_schema.get("decided_by", "") is None else self.stored_schema.get("declared")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +143,12 @@ class StageRecord:
     notes: tuple[str, ...] = ()
     kept: tuple[Kept, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def failure(self) -> StageFailure | None:
+        """What its checks found that stops the partition; None if they found nothing of that kind."""
+        detail = "; ".join(f"check {outcome.name}: {outcome.said}" for outcome in self.outcomes if outcome.stops)
+        return StageFailure(partition=self.partition, stage=self.stage, detail=detail) if detail else None
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored below its stage in the partition's file."""
@@ -344,10 +345,12 @@ class Attempt:
     failure: StageFailure | None = None
 
     @property
-    def failed_checks(self) -> dict[Stage, list[Outcome]]:
-        """The checks that stopped it, by stage."""
-        stopped = {stage: [o for o in record.outcomes if o.stops] for stage, record in self.stages.items()}
-        return {stage: outcomes for stage, outcomes in stopped.items() if outcomes}
+    def end(self) -> StageFailure | None:
+        """Why it ended: its error, or the checks of an earlier stage; None if it was interrupted or is running."""
+        order = [stage.name for stage in CHAIN]
+        failures = [self.failure, *(record.failure for record in self.stages.values())]
+        found = [failure for failure in failures if failure is not None]
+        return min(found, key=lambda one: order.index(one.stage) if one.stage in order else 0, default=None)
 
     def to_bytes(self) -> bytes:
         """Returns the content of its file."""

@@ -17,11 +17,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from mm_assets.errors import ChangedError, ConfigError, MmAssetsError, SchemaMismatchError, SourceError
+from mm_assets.errors import ConfigError, MmAssetsError, SchemaMismatchError, SourceError
 from mm_assets.formats import crc32c
 from mm_assets.pipeline.chain import MATERIALIZED_ROWS, RAW_SHARDS, Stage
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
+from mm_assets.pipeline.state.folder import RECORDS, DatasetStore, until_unchanged
 from mm_assets.pipeline.state.records import Partition, Registered, StageRecord
 from mm_assets.pipeline.state.schema_inference import Decision, decide_layout
 from mm_assets.rows.base import shard_kinds, source_formats
@@ -54,7 +54,6 @@ __all__ = [
     "registration_fault",
 ]
 
-_ATTEMPTS = 5  # to register while other processes do the same
 _CHUNK = 4 << 20  # bytes of a shard that are hashed at a time
 MAX_KEY = 200  # bytes: a file name has 255 at most, and ours add a digest, an extension and dots
 
@@ -311,13 +310,7 @@ def register(
         ConfigError: the declaration's schema settings changed and `new_schema` was not given, or no shard can be taken.
         ChangedError: other processes registered the dataset each time that this one was about to.
     """
-    for remaining in reversed(range(_ATTEMPTS)):
-        try:
-            return _register(dataset, new_schema, wait, allow_empty, dry_run, seen, sleep)
-        except ChangedError:
-            if not remaining:
-                raise
-    raise AssertionError
+    return until_unchanged(lambda: _register(dataset, new_schema, wait, allow_empty, dry_run, seen, sleep))
 
 
 def _register(
@@ -333,14 +326,14 @@ def _register(
     spec = dataset.spec
     stored = dataset.registered()
     partitions, unsettled, young, skipped = list_partitions(spec, seen=seen, known=stored.partitions.values())
-    before, source, declared = stored.partitions, stored.source, _decided_with(stored)
+    before = stored.partitions
     if young and wait:
         sleep(spec.settle_seconds)
         partitions, unsettled, young, skipped = list_partitions(spec, seen=young, known=before.values())
     if not partitions and not young and (before or skipped or not allow_empty):
         # An unmounted folder looks like this; accepting it would empty the next manifest.
         raise no_shards(spec, skipped, registered=len(before))
-    fault = None if new_schema else _refusal(dataset, source, declared)
+    fault = None if new_schema else _refusal(dataset, stored)
     if fault is not None:
         raise fault
     recognition = _Recognition(dataset)
@@ -352,11 +345,11 @@ def _register(
     everything = tuple(sorted([*partitions, *kept], key=lambda p: p.key))
     keys = {p.key for p in everything}
     decision = None
-    if everything and (new_schema or declared is None):
+    if everything and (new_schema or stored.declared is None):
         decision = decide_layout(spec, sorted({shard.url for p in everything for shard in p.shards}))
         if not dry_run:
             _store(dataset, decision, stored, new_schema=new_schema)
-    if not dry_run and ({p.key: p for p in everything} != before or source != spec.shards):
+    if not dry_run and ({p.key: p for p in everything} != before or stored.source != spec.shards):
         dataset.write_partitions(everything, stored)
     return Registration(
         partitions=everything,
@@ -392,12 +385,11 @@ def registration_fault(dataset: DatasetStore, known: Mapping[str, Partition], ke
 
 def refusal(dataset: DatasetStore) -> ConfigError | None:
     """Why a registration without `new_schema` is refused, as far as the declaration tells, or None."""
-    stored = dataset.registered()
-    return _refusal(dataset, stored.source, _decided_with(stored))
+    return _refusal(dataset, dataset.registered())
 
 
-def _refusal(dataset: DatasetStore, source: str | None, declared: Mapping[str, object] | None) -> ConfigError | None:
-    spec = dataset.spec
+def _refusal(dataset: DatasetStore, stored: Registered) -> ConfigError | None:
+    spec, source, declared = dataset.spec, stored.source, stored.declared
     if source is not None and not spec.is_made_from(source):
         detail = (
             f"is {spec.shards}, but the dataset at {dataset.store.url} was made from {source}: use another dataset "
@@ -424,15 +416,9 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return [*(f"samples.{name}" for name in names), *keys]
 
 
-def _decided_with(stored: Registered) -> Mapping[str, object] | None:
-    """The settings that decided the stored schema; None where there is none, or one that no sample decided."""
-    found: Mapping[str, object] | None = None if stored.schema_is_provisional else stored.declared
-    return found
-
-
 def _store(dataset: DatasetStore, decision: Decision, stored: Registered, *, new_schema: bool) -> None:
     """Stores a decision, that without any sample once for the same settings."""
-    if new_schema or decision.decided_by is not None or stored.declared != dataset.spec.declared:
+    if new_schema or decision.decided_by is not None or stored.stored_schema.get("declared") != dataset.spec.declared:
         schema = replace(decision.schema, evidence=decision.evidence())
         dataset.write_schema(schema, stored, decided_by=decision.decided_by)
 

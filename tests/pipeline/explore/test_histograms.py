@@ -12,12 +12,11 @@ from mm_assets.filters.annotators import BlurAnnotator, ImageSizeAnnotator
 from mm_assets.filters.image import BlurFilter, ImageSizeFilter
 from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.pipeline.explore.histograms import histogram, kept_by, scores
-from mm_assets.pipeline.partition.run import run_partition
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import DatasetState
 
-from ..chain import declare, record_of, run_chain
+from ..chain import declare, record_of, run_chain, run_once
 from ..shards import make_shard, png
 
 WIDTHS = (4, 8, 12, 16, 20, 24, 28, 32)
@@ -148,7 +147,7 @@ def test_a_partition_that_a_check_stopped_has_its_scores(tmp_path: Path) -> None
     spec = declare(tmp_path / "root", write_shards(tmp_path / "in"), filters=filters, max_dropped=0)
     dataset = DatasetStore(spec)
     register(dataset)
-    assert not run_partition(spec, dataset.partition("a"), dataset.schema()).ok
+    assert not run_once(spec, dataset.partition("a"), dataset.schema()).ok
     found = histogram(DatasetState(dataset), "image_width")
     assert (found.num_dropped, [limit.value for limit in found.score.limits]) == (1, [10])
 

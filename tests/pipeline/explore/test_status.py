@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from mm_assets.pipeline.explore.status import dataset_status
-from mm_assets.pipeline.partition.run import run_partition
 from mm_assets.pipeline.state import manifests
 from mm_assets.pipeline.state.claims import Claims
 from mm_assets.pipeline.state.folder import DatasetStore
@@ -20,29 +19,30 @@ from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import pending_partitions
 from mm_assets.storage.store import Store
 
-from ..chain import declare, run_chain
+from ..chain import declare, run_chain, run_once
 from ..shards import CAPTIONS, make_shard
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset of three partitions in a manifest, in `root`, and its shards, in `in`."""
-    folder = tmp_path_factory.mktemp("status")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder with a dataset of three partitions in a manifest, in `root`, and its shards, in `in`; and a copy."""
+    folder, copy = tmp_path_factory.mktemp("status"), tmp_path_factory.mktemp("copy")
     for name in "abc":
         make_shard(folder / "in" / f"{name}.tar", {f"{name}{member}": value for member, value in CAPTIONS.items()})
     run_chain(declare(folder / "root", folder / "in"))
-    return folder
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    return folder, copy
 
 
 @pytest.fixture
-def dataset(made: Path, tmp_path: Path) -> DatasetStore:
-    """A copy of the dataset and its shards, registered where they are now."""
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    found = DatasetStore(declare(tmp_path / "root", tmp_path / "in"))
-    register(found, new_schema=True)
-    for key in found.partitions():
-        assert run_partition(found.spec, found.partition(key), found.schema()).ok
-    manifests.build_manifest(found)
+def dataset(made: tuple[Path, Path]) -> DatasetStore:
+    """The dataset, whatever a test before has done to it and to its shards."""
+    folder, copy = made
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    found = DatasetStore(declare(folder / "root", folder / "in"))
+    register(found)
+    assert pending_partitions(found) == []
     return found
 
 
@@ -132,7 +132,7 @@ def test_failures_have_their_error(dataset: DatasetStore, broken: str) -> None:
         settings = {}
     changed = DatasetStore(dataset.spec.replace(**settings))
     register(changed)
-    assert not run_partition(changed.spec, changed.partition("a"), changed.schema()).ok
+    assert not run_once(changed.spec, changed.partition("a"), changed.schema()).ok
     status = dataset_status(changed)
     stale, failure = status.pending["a"], status.failures["a"]
     if broken == "tar":
@@ -152,7 +152,7 @@ def test_the_manifest_and_what_is_published_differ(dataset: DatasetStore) -> Non
     (folder / "c.tar").unlink()
     register(dataset)
     for key in ("new", "b"):
-        assert run_partition(dataset.spec, dataset.partition(key), dataset.schema()).ok
+        assert run_once(dataset.spec, dataset.partition(key), dataset.schema()).ok
     manifest = dataset_status(dataset).manifest
     assert manifest is not None
     assert manifest.left_out == {"new": "published since"}

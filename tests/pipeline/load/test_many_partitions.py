@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from mm_assets.pipeline.partition.run import run_partition
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.manifests import build_manifest
 from mm_assets.pipeline.state.records import Partition
@@ -21,7 +20,7 @@ from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.storage.store import Store
 
-from ..chain import declare
+from ..chain import declare, run_once
 from ..shards import CAPTIONS, make_shard
 
 FIRST, LAST = "p000000", "p999999"
@@ -78,7 +77,7 @@ def registered(folder: Path, number: int) -> DatasetStore:
 
 def publish_others(dataset: DatasetStore) -> None:
     """Publishes all partitions but the last with the files of the first."""
-    assert run_partition(dataset.spec, dataset.partition(FIRST), dataset.schema()).ok
+    assert run_once(dataset.spec, dataset.partition(FIRST), dataset.schema()).ok
     root, recipes = Path(dataset.store.path_of("")), DatasetState(dataset).recipes
     record = dataset.store.read_bytes(dataset.record_name(FIRST, recipes[FIRST])).decode()
     files = [path for path in root.glob(f"*/{FIRST}.*") if path.parent.name != "records"]
@@ -98,7 +97,7 @@ def test_a_partition_costs_as_much_among_100000_as_among_1000(tmp_path: Path, co
         assert len(state.pending) == number
         task = dataset.spec, state.partitions[FIRST], state.schema, state.earlier(FIRST)
         counted.done, counted.read = Counter(), 0
-        report = run_partition(*task[:3], earlier=task[3])
+        report = run_once(*task[:3], earlier=task[3])
         assert report.ok
         assert counted.done["_get", "shards.json"] == 0
         assert counted.done["create", "records"] == 1
@@ -113,7 +112,7 @@ def test_a_manifest_of_one_new_partition_does_the_same_among_many(tmp_path: Path
         dataset = registered(tmp_path / str(number), number)
         publish_others(dataset)
         assert list(build_manifest(dataset).left_out) == [LAST]
-        assert run_partition(dataset.spec, dataset.partition(LAST), dataset.schema()).ok
+        assert run_once(dataset.spec, dataset.partition(LAST), dataset.schema()).ok
         counted.done = Counter()
         report = build_manifest(DatasetStore(dataset.spec))
         assert not report.left_out

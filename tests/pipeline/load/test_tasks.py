@@ -129,7 +129,7 @@ def test_files_that_are_not_published_are_reported(dataset: DatasetStore) -> Non
     stage = record.stages[FILTERED_ROWS]
     files = {name: replace(file, sha256="0" * 64) for name, file in stage.files.items()}
     for made, warnings in ((stage, 0), (replace(stage, files=files), 1)):
-        results = {FILTERED_ROWS.name: StageResult.of_record(made, {})}
+        results = {FILTERED_ROWS.name: StageResult.of_record(made, dataset.store)}
         run = PartitionRun.of("data", PartitionReport(partition="a", results=results, record=record))
         assert run.ok
         assert run.records == record.stages

@@ -16,13 +16,12 @@ from mm_assets.errors import ConfigError
 from mm_assets.fields import ScalarField
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.pipeline.chain import RECORDED_STAGES, recorded_stages, summary_numbers
-from mm_assets.pipeline.partition.run import run_partition
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import clean, manifests
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions, stale_partitions
 
-from ..chain import add_stream, declare, let_a_day_go_by, record_of, run_chain, stages_of
+from ..chain import add_stream, declare, let_a_day_go_by, record_of, run_chain, run_once, stages_of
 from ..shards import CAPTIONS, make_shard
 
 FORMATS = ("mult", "mstr")
@@ -60,7 +59,7 @@ def run(dataset: DatasetStore) -> list[str]:
     """Runs what is pending; the stages that ran, of the first partition."""
     ran = []
     for key in pending_partitions(dataset):
-        report = run_partition(dataset.spec, dataset.partition(key), dataset.schema())
+        report = run_once(dataset.spec, dataset.partition(key), dataset.schema())
         assert report.ok, report.failure
         ran.append(list(report.results))
     return ran[0]
@@ -190,7 +189,7 @@ def test_added_streams_outlive_a_change_of_formats(
     one = DatasetStore(both.spec.replace(formats=(form,)))
     for dataset in (one, both):
         for key in pending_partitions(dataset):
-            assert run_partition(dataset.spec, dataset.partition(key), dataset.schema()).ok
+            assert run_once(dataset.spec, dataset.partition(key), dataset.schema()).ok
         report = manifests.build_manifest(dataset)
         assert report.missing_streams == {}
         with mm_assets.open(report.url) as data:

@@ -14,14 +14,14 @@ import pytest
 from mm_assets.errors import SchemaMismatchError
 from mm_assets.formats import crc32c
 from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, Table
-from mm_assets.pipeline.partition.run import PartitionReport, run_partition
+from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.state import manifests, sql_views
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions, stale_partitions
 from mm_assets.rows.schema import DatasetSchema, UserColumn
 
-from ..chain import declare, run_chain, stages_of
+from ..chain import declare, run_chain, run_once, stages_of
 from ..shards import CAPTIONS, DOCUMENTS, Members, make_shard, png, table
 
 SETTINGS: dict[str, Any] = {"filters": [{"type": "text_length", "min_chars": 4}]}
@@ -34,7 +34,7 @@ def loaded(root: Path, shard: Path, **settings: Any) -> tuple[DatasetStore, Part
     """A dataset of one partition, run as a load runs it."""
     dataset = DatasetStore(declare(root, shard, **{**SETTINGS, **settings}))
     register(dataset, new_schema=True)
-    return dataset, run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    return dataset, run_once(dataset.spec, dataset.partition("s"), dataset.schema())
 
 
 def files(dataset: DatasetStore, *folders: str) -> dict[str, bytes]:
@@ -110,7 +110,7 @@ def test_a_change_reads_media_from_the_shard(tmp_path: Path, settings: dict[str,
     (stale,) = stale_partitions(DatasetState(dataset), pending_partitions(dataset)).values()
     assert stale.first.name == (first or "published")
     assert stale.message.endswith("changed, and media are read again (`retain`)") == bool(first)
-    report = run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    report = run_once(dataset.spec, dataset.partition("s"), dataset.schema())
     assert report.ok, report.failure
     assert next(iter(report.results), "") == first
     fresh, _ = loaded(tmp_path / "fresh", shard, **{"retain": "none", **settings})
@@ -128,7 +128,7 @@ def test_media_that_changed_are_not_packed(tmp_path: Path) -> None:
     content[content.index(b"IDAT") + 20] ^= 1
     shard.write_bytes(content)
     os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
-    report = run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    report = run_once(dataset.spec, dataset.partition("s"), dataset.schema())
     assert report.failure is not None
     assert report.failure.stage == "packed_mult"
     place = f"the media of sample '0', position 0, in 0.png of {shard} are not what they were: found "
@@ -158,7 +158,7 @@ def test_media_beside_a_list_that_changed_are_read_anew(tmp_path: Path, retain: 
     stale = stale_partitions(DatasetState(dataset), ["s"])["s"]
     assert stale.first is MATERIALIZED_ROWS
     assert stale.reason == "a table of materialized_rows, or media that it refers to, is not what it was"
-    again = run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    again = run_once(dataset.spec, dataset.partition("s"), dataset.schema())
     assert again.ok, again.failure
     errors = [row["materialize_error"] for row in table(dataset, "materialized_rows") if row["modality"] == "image"]
     assert [error is None for error in errors] == [True, change == "other"]
@@ -203,7 +203,7 @@ def test_what_is_queried_has_one_shape(tmp_path: Path) -> None:
             connection.execute("set variable root = ?", [str(root)])
             connection.execute((root / "catalog.sql").read_text())
             assert connection.execute(sql.format(column)).fetchall() == expected
-        assert run_partition(lean.spec, lean.partition(keys[0]), lean.schema()).ok
+        assert run_once(lean.spec, lean.partition(keys[0]), lean.schema()).ok
         report = manifests.build_manifest(lean)
         assert list(report.left_out) == list(keys[1:])
 

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,13 @@ import pytest
 from mm_assets.errors import SourceError
 from mm_assets.pipeline.chain import RAW_SHARDS, RECORDED_STAGES, TABLES
 from mm_assets.pipeline.partition import stages
-from mm_assets.pipeline.partition.run import partition_steps, rare_collections, run_partition
+from mm_assets.pipeline.partition.run import partition_steps, rare_collections
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import pending_partitions
 from mm_assets.storage.store import Store
 
-from ..chain import at_work, declare, record_name, record_of, stages_of
+from ..chain import at_work, declare, record_name, record_of, run_once, stages_of
 from ..state.test_losses import jpeg, write_tar
 
 
@@ -29,7 +30,7 @@ def test_a_partition_is_published_and_reported(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
     dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
     register(dataset)
-    sent = pickle.dumps(run_partition(dataset.spec, dataset.partition("a"), dataset.schema()))
+    sent = pickle.dumps(run_once(dataset.spec, dataset.partition("a"), dataset.schema()))
     assert len(sent) < 50_000
     report = pickle.loads(sent)
     assert report.ok
@@ -49,7 +50,7 @@ def test_an_error_is_reported_and_stored(tmp_path: Path) -> None:
     dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
     register(dataset)
     (tmp_path / "a.tar").unlink()
-    report = run_partition(dataset.spec, dataset.partition("a"), dataset.schema())
+    report = run_once(dataset.spec, dataset.partition("a"), dataset.schema())
     assert not report.ok
     assert report.failure is not None
     assert report.failure.stage == "raw_shards"
@@ -58,7 +59,9 @@ def test_an_error_is_reported_and_stored(tmp_path: Path) -> None:
     assert report.results == {}
 
 
-def test_an_error_before_the_first_stage_keeps_what_is_complete(tmp_path: Path) -> None:
+def test_an_error_before_the_first_stage_keeps_what_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next run reuses the stages of the attempt before, which a run that never began does not replace."""
     write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
     dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
@@ -66,7 +69,8 @@ def test_an_error_before_the_first_stage_keeps_what_is_complete(tmp_path: Path) 
     at_work(stages.raw_shards, dataset, "a")
     before = dataset.attempt("a")
     assert list(before.stages) == [RAW_SHARDS]
-    report = run_partition(dataset.spec, dataset.partition("a"), dataset.schema(), scratch=tmp_path / "missing")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    report = run_once(dataset.spec, dataset.partition("a"), dataset.schema())
     assert report.failure is not None
     assert dataset.attempt("a") == replace(before, failure=report.failure)
 
@@ -81,7 +85,7 @@ def test_an_attempt_that_cannot_be_removed_fails_nothing(tmp_path: Path, monkeyp
         raise SourceError(name, "cannot be deleted: access denied")
 
     monkeypatch.setattr(Store, "delete", refuse)
-    assert run_partition(dataset.spec, dataset.partition("a"), dataset.schema()).ok
+    assert run_once(dataset.spec, dataset.partition("a"), dataset.schema()).ok
     assert pending_partitions(dataset) == []
 
 
@@ -98,7 +102,7 @@ def test_the_collector_of_the_process_is_as_before(tmp_path: Path) -> None:
     assert gc.get_threshold() == before
 
     (tmp_path / "a.tar").unlink()
-    assert not run_partition(dataset.spec, dataset.partition("a"), dataset.schema(), first=RAW_SHARDS).ok
+    assert not run_once(dataset.spec, dataset.partition("a"), dataset.schema(), first=RAW_SHARDS).ok
     assert gc.get_threshold() == before
 
 
@@ -127,7 +131,7 @@ def test_each_file_and_folder_is_synced_once(tmp_path: Path, monkeypatch: pytest
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", noted)
-    assert run_partition(dataset.spec, dataset.partition("a"), dataset.schema()).ok
+    assert run_once(dataset.spec, dataset.partition("a"), dataset.schema()).ok
     names = [re.sub(r"\.\d+-[0-9a-f]{8}\.tmp$", ".tmp", str(path)) for path in synced]
     folders = [*TABLES, "packed", "records"]
     files = [*(f"{table}/.a.parquet.tmp" for table in TABLES), "packed/.a.mult.tmp", "packed/.a.mstr.tmp"]

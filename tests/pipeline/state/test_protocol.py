@@ -1,7 +1,7 @@
 """The protocol of the dataset's folder: whatever writers, manifests and `clean` do at the same time, nothing is lost.
 
-Each actor is the project's own code in a thread of its own, over a storage in memory that lets one request of one actor
-pass at a time, in an order that Hypothesis draws, while hours or days go by in between. What no storage can prevent is
+Each actor is the project's own code in a coroutine, over a storage in memory that lets one request of one actor pass at
+a time, in an order that Hypothesis draws, while hours or days go by in between. What no storage can prevent is
 modeled, and not required: a writer that sleeps for a day between its last look at its files and its record may publish
 files that are being deleted, until it wakes up and withdraws the record.
 """
@@ -11,16 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeAlias
 
 import pytest
+from greenlet import getcurrent, greenlet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,10 +32,11 @@ from mm_assets.pipeline.load.tasks import ClaimedWork
 from mm_assets.pipeline.partition import inputs
 from mm_assets.pipeline.partition.inputs import PartitionWork
 from mm_assets.pipeline.partition.publish import publish as publish_partition
-from mm_assets.pipeline.partition.run import PartitionReport, run_partition
+from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state import clean as cleaning
-from mm_assets.pipeline.state import manifests, registration
+from mm_assets.pipeline.state import clean as clean_module
+from mm_assets.pipeline.state import folder as folder_module
+from mm_assets.pipeline.state import manifests, registration, staleness
 from mm_assets.pipeline.state.claims import Claim, Claims
 from mm_assets.pipeline.state.clean import MIN_AGE_SECONDS, clean
 from mm_assets.pipeline.state.folder import DatasetStore
@@ -45,7 +46,7 @@ from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.listing import ShardFile
 from mm_assets.storage.store import ListedFile, PublishedFile, Snapshot
 
-from ..chain import declare
+from ..chain import declare, run_once
 from ..shards import CAPTIONS, make_shard
 
 HOUR = 3600.0
@@ -54,45 +55,44 @@ Content: TypeAlias = tuple[bytes, float, int]  # bytes, time, version
 
 
 class Halted(BaseException):
-    """Ends the thread of an actor that is killed."""
+    """Ends an actor that is killed."""
 
 
-class Actor(threading.Thread):
-    """Runs work in a thread that stops before each of its requests to the storage, until it gets another turn."""
+class Actor(greenlet):
+    """Work that stops before each of its requests to the storage, until it gets another turn."""
 
     def __init__(self, work: Callable[[], object]) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._work = work
-        self._turn, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self._is_killed = False
-        self.has_ended = self.has_succeeded = False
+        self.has_succeeded = False
         self.error: BaseException | None = None
-        self.start()
+        self.checked: float | None = None  # time when it last looked at the clock
+
+    @property
+    def has_ended(self) -> bool:
+        return self.dead
 
     def step(self) -> None:
         """Lets it go on until its next request."""
-        if not self.has_ended:
-            self._turn.release()
-            self._stopped.acquire()
+        if not self.dead:
+            self.switch()
 
     def kill(self) -> None:
         """Ends it before its next request."""
         self._is_killed = True
         self.step()
-        self.join()
 
     def pause(self) -> None:
-        """Waits for the next turn, in its own thread."""
-        if self._is_killed:  # it makes no request on its way out
-            raise Halted
-        self._stopped.release()
-        self._turn.acquire()
+        """Waits for the next turn."""
+        if not self._is_killed:  # else it makes no request on its way out
+            assert self.parent is not None
+            self.parent.switch()
         if self._is_killed:
             raise Halted
 
     def run(self) -> None:
         """Does the work."""
-        self._turn.acquire()
         try:
             if not self._is_killed:
                 self._work()
@@ -101,9 +101,32 @@ class Actor(threading.Thread):
             pass
         except BaseException as error:  # noqa: BLE001 - the test raises it
             self.error = error
-        finally:
-            self.has_ended = True
-            self._stopped.release()
+
+
+class InTurn:
+    """A pool of threads without threads: what they would ask the storage is asked in the turns of the actor."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> InTurn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    map = staticmethod(map)
+
+
+@contextmanager
+def without_threads() -> Iterator[pytest.MonkeyPatch]:
+    """In the block all actors are coroutines of this thread."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (folder_module, manifests, staleness, clean_module):
+            patch.setattr(module, "ThreadPoolExecutor", InTurn)
+        for cached in (one for one in vars(DatasetState).values() if isinstance(one, cached_property)):
+            patch.setattr(cached, "lock", nullcontext(), raising=False)  # Python 3.11 has one of all instances
+        yield patch
 
 
 class MemoryStore:
@@ -131,10 +154,10 @@ class MemoryStore:
         return self
 
     def _request(self) -> None:
-        actor = threading.current_thread()
+        actor = getcurrent()
         if self._is_in_step:
             self._is_in_step = False
-        elif isinstance(actor, Actor):  # not one of its helping threads, whose requests belong to its turn
+        elif isinstance(actor, Actor):
             actor.pause()
 
     def begin_step(self) -> None:
@@ -219,14 +242,17 @@ class MemoryStore:
             raise ChangedError(before.name, "changed")
         if (
             before.name == "manifest.json"
-            and self.elapsed - vars(threading.current_thread()).get("checked", self.elapsed) > HOUR
+            and isinstance(actor := getcurrent(), Actor)
+            and actor.checked is not None
+            and self.elapsed - actor.checked > HOUR
         ):
-            self.at_risk.update(listed_files(self, content))  # until its process wakes up and makes another one
+            self.at_risk.update(listed_files(content))  # until its process wakes up and makes another one
         self._put(before.name, content)
 
     def check_time(self) -> float:
         """Returns the time, and notes that the running actor knows it."""
-        vars(threading.current_thread())["checked"] = self.elapsed
+        if isinstance(actor := getcurrent(), Actor):
+            actor.checked = self.elapsed
         return self.elapsed
 
     def refresh(self, names: Iterable[str]) -> None:
@@ -334,7 +360,13 @@ def publish(store: MemoryStore, mode: str, key: str, *, reuses: bool, build: str
         store.at_risk.difference_update(files)
 
 
-def listed_files(store: MemoryStore, content: bytes) -> dict[str, str]:
+@lru_cache(1000)
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@lru_cache(1000)
+def listed_files(content: bytes) -> Mapping[str, str]:
     """Digest by path of the files that a manifest names."""
     found = {}
     for key, entry in manifest_partitions(json.loads(content), name="manifest").items():
@@ -357,10 +389,10 @@ def expect_readable(store: MemoryStore, newest: dict[bytes, float]) -> None:
 
 def expect_complete(store: MemoryStore, manifest: bytes, *, except_for: set[str]) -> None:
     """The files that a manifest names are there, with their digests."""
-    for path, sha256 in listed_files(store, manifest).items():
+    for path, sha256 in listed_files(manifest).items():
         if path not in except_for:
             assert path in store.files, f"{path} is missing"
-            assert hashlib.sha256(store.files[path][0]).hexdigest().startswith(sha256[:16])
+            assert digest(store.files[path][0]).startswith(sha256[:16])
 
 
 MAX_UNNAMED_SECONDS = 12 * HOUR
@@ -415,7 +447,7 @@ def expect_recovery(store: MemoryStore, mode: str) -> None:
         store.elapsed += 25 * HOUR
         clean(dataset)
         expect_complete(store, newest, except_for=store.at_risk)
-    named = set(listed_files(store, newest))
+    named = set(listed_files(newest))
     for name, (content, _, _) in store.files.items():
         if name.startswith(("records/", "attempts/")):
             read = Record.from_bytes if name.startswith("records/") else Attempt.from_bytes
@@ -429,7 +461,7 @@ FOLDERS = tuple(f"{name}/" for name in (*TABLES, PACKED_FOLDER))
 
 @pytest.mark.nightly_examples(20_000)
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_manifest_names_only_complete_files(choose: random.Random) -> None:
     """In any order of requests of writers, manifests and cleaners, and wherever they are killed, nothing is lost."""
     store = MemoryStore()
@@ -442,12 +474,10 @@ def test_a_manifest_names_only_complete_files(choose: random.Random) -> None:
     is_calm = (
         choose.random() < 0.5
     )  # no files are deleted by hand, and no clocks set: all that is published has to be there
-    with pytest.MonkeyPatch.context() as patch:
+    with without_threads() as patch:
         patch.setattr(manifests, "seconds_passed", store.check_time)
         patch.setattr(inputs, "seconds_passed", lambda: store.elapsed)
-        patch.setattr(cleaning, "seconds_passed", lambda: store.elapsed)
-        for cached in (one for one in vars(DatasetState).values() if isinstance(one, cached_property)):
-            patch.setattr(cached, "lock", nullcontext(), raising=False)  # Python 3.11 has one of all instances
+        patch.setattr(clean_module, "seconds_passed", lambda: store.elapsed)
         try:
             for _ in range(STEPS):
                 running = [actor for actor in actors if not actor.has_ended]
@@ -485,7 +515,7 @@ def test_a_manifest_names_only_complete_files(choose: random.Random) -> None:
 
 @pytest.mark.nightly_examples(20_000)
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_registrations_at_once_lose_nothing(choose: random.Random) -> None:
     """Whatever the order of their requests, what was there all the time is registered, and one schema is decided.
 
@@ -504,7 +534,7 @@ def test_registrations_at_once_lose_nothing(choose: random.Random) -> None:
     def decide(*_: object) -> SimpleNamespace:
         return SimpleNamespace(schema=SCHEMA, evidence=dict, decided_by=f"{choose.random()}")
 
-    with pytest.MonkeyPatch.context() as patch:
+    with without_threads() as patch:
         patch.setattr(registration, "list_shards", list_shards)
         patch.setattr(registration, "decide_layout", decide)
         for _ in range(STEPS):
@@ -571,10 +601,8 @@ def test_loads_at_once_publish_everything(choose: random.Random) -> None:
         published[name] = {report.partition for report in reports}
 
     loads = {f"load-{number}": choose.choice((["a"], ["b"], keys)) for number in range(4)}
-    with pytest.MonkeyPatch.context() as patch:
+    with without_threads() as patch:
         patch.setattr(Claims, "_renew_all", lambda _: None)  # a load that makes no request does not renew either
-        for cached in (one for one in vars(DatasetState).values() if isinstance(one, cached_property)):
-            patch.setattr(cached, "lock", nullcontext(), raising=False)
         actors = {name: Actor(partial(load, number, loads[name])) for number, name in enumerate(loads)}
         for _ in range(STEPS):
             running = [actor for actor in actors.values() if not actor.has_ended]
@@ -735,9 +763,9 @@ def test_a_writer_that_was_suspended_withdraws_its_record(tmp_path: Path, monkey
 
     monkeypatch.setattr(inputs, "seconds_passed", lambda: now)
     monkeypatch.setattr(DatasetStore, "create_record", suspended)
-    report = run_partition(spec, dataset.partition("a"), dataset.schema())
+    report = run_once(spec, dataset.partition("a"), dataset.schema())
     assert not report.ok
     assert DatasetState(dataset).pending == ["a"]
     monkeypatch.undo()
-    assert run_partition(spec, dataset.partition("a"), dataset.schema()).ok
+    assert run_once(spec, dataset.partition("a"), dataset.schema()).ok
     assert DatasetState(dataset).pending == []

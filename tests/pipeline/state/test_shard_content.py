@@ -14,12 +14,11 @@ import pytest
 
 from mm_assets.errors import SourceError
 from mm_assets.pipeline.partition import stages
-from mm_assets.pipeline.partition.run import run_partition as run_whole
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import pending_partitions
 
-from ..chain import at_work, declare, record_of, run_chain, run_partition
+from ..chain import at_work, declare, record_of, run_chain, run_once, run_partition
 
 
 def tar_of(text: bytes) -> bytes:
@@ -133,7 +132,7 @@ def test_an_object_that_was_uploaded_again_is_the_same_shard(tmp_path: Path) -> 
 
     def run() -> int:
         """Runs the partition; returns how many stages ran."""
-        report = run_whole(dataset.spec, dataset.partition("s"), dataset.schema())
+        report = run_once(dataset.spec, dataset.partition("s"), dataset.schema())
         assert report.ok
         return len(report.results)
 

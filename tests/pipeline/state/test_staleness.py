@@ -15,7 +15,7 @@ import pytest
 
 from mm_assets.errors import SchemaMismatchError
 from mm_assets.pipeline.chain import FILTERED_ROWS, RECORDED_STAGES, ROWS
-from mm_assets.pipeline.partition.run import PartitionReport, run_partition
+from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import manifests, sql_views
 from mm_assets.pipeline.state.folder import DatasetStore
@@ -26,7 +26,7 @@ from mm_assets.storage.files import SourceFile
 from mm_assets.storage.store import Store
 
 from ...e2e.files import files_of
-from ..chain import declare, record_name, record_of, run_chain, stages_of, table_name
+from ..chain import declare, record_name, record_of, run_chain, run_once, stages_of, table_name
 from ..shards import CAPTIONS, make_shard
 
 STAGES = [stage.name for stage in RECORDED_STAGES]
@@ -53,7 +53,7 @@ def changed(published: DatasetStore, tmp_path: Path, **settings: Any) -> Dataset
 
 
 def run(dataset: DatasetStore, **options: Any) -> PartitionReport:
-    report = run_partition(dataset.spec, dataset.partition("s"), dataset.schema(), **options)
+    report = run_once(dataset.spec, dataset.partition("s"), dataset.schema(), **options)
     assert report.ok, report.failure
     return report
 
@@ -202,7 +202,7 @@ def test_a_damaged_table_is_made_again_by_the_second_run(published: DatasetStore
     content = bytearray(table.read_bytes())
     content[len(content) // 2] ^= 1
     table.write_bytes(content)
-    report = run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    report = run_once(dataset.spec, dataset.partition("s"), dataset.schema())
     assert report.failure is not None
     assert list(report.results) == []
     (stale,) = stale_partitions(present := DatasetState(dataset), present.pending).values()
@@ -319,7 +319,7 @@ def test_a_damaged_list_of_partitions_is_reported(
 def test_a_failed_run_with_other_settings_changes_nothing(published: DatasetStore, tmp_path: Path) -> None:
     """A run that a check stops replaces no file: with the former settings the partition is published as before."""
     failing = changed(published, tmp_path, filters=[{"type": "text_length", "min_chars": 10_000}], max_dropped=0)
-    report = run_partition(failing.spec, failing.partition("s"), failing.schema())
+    report = run_once(failing.spec, failing.partition("s"), failing.schema())
     assert not report.ok
     former = DatasetStore(published.spec.replace(root=failing.spec.root))
     register(former, new_schema=True)
