@@ -16,9 +16,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import ParamSpec, Self
+from typing import Any, ParamSpec, Self
 
 __all__ = [
     "BadMagicError",
@@ -392,6 +393,25 @@ def optional_import(package: str, feature: str) -> Iterator[None]:
         if (error.name or "").partition(".")[0] != package:
             raise  # the package is installed, but one that it imports is not
         raise MissingExtraError(feature, package) from error
+
+
+class LazyModule:
+    """A module that is imported when an attribute of it is first used.
+
+    For a library that takes a large part of the start-up of commands that do not use it; with an import of its own for
+    type checkers.
+
+    Args:
+        name: of the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(import_module(self._name), attribute)
+        setattr(self, attribute, value)
+        return value
 
 
 class FilterError(MmAssetsError):

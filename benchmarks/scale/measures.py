@@ -107,7 +107,8 @@ def partition(case: Case) -> dict[str, float]:
 def load(case: Case) -> dict[str, float]:
     """Registers the partitions, and drives all that are pending, as `run` does; the figures are the driver's own."""
     from benchmarks.scale.stub import Stub
-    from mm_assets.orchestration.launch import open_instance, register_dataset, run_load
+    from mm_assets.orchestration.launch import open_instance, register_dataset
+    from mm_assets.orchestration.recorded_load import run_load
     from mm_assets.pipeline.load.processes import Processes
     from mm_assets.pipeline.state.folder import DatasetStore
     from mm_assets.pipeline.state.staleness import DatasetState

@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from mm_assets.checks.alignment import FACT_RELATIONS
 from mm_assets.checks.catalog import Check, checks_of
-from mm_assets.checks.context import CheckContext, Outcome
+from mm_assets.checks.context import CheckContext
 from mm_assets.checks.database import connection, limit_memory, memory_share
 from mm_assets.checks.origins import OriginRelations
+from mm_assets.checks.outcome import Outcome
 from mm_assets.checks.packed import PackedFiles, PackedRelations
 from mm_assets.checks.relations import Measured, TableRelations
 from mm_assets.errors import SourceError, first_line

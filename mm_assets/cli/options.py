@@ -199,8 +199,8 @@ class DatasetChoice:
         return _SUGGESTED.sub(completed, message)
 
     def _declared(self, *, read_only: bool = False) -> dict[str, DatasetSpec | ConfigError]:
+        from mm_assets.cli.declarations import declared_datasets
         from mm_assets.cli.project import definitions_modules, make_importable
-        from mm_assets.orchestration.launch import declared_datasets
 
         try:
             modules = {self.module: self.module} if self.module is not None else definitions_modules(Path.cwd())
@@ -213,7 +213,7 @@ class DatasetChoice:
         return {
             name: spec
             for module, location in modules.items()
-            for name, spec in declared_datasets(module, location=location).items()
+            for name, spec in declared_datasets(module, location).items()
         }
 
     def _no_project(self, error: ConfigError) -> ConfigError:
@@ -367,15 +367,10 @@ def expect_settings_of_runs(dataset: DatasetStore) -> None:
 
 def _find_dagster_home(*, read_only: bool) -> None:
     from mm_assets.cli.project import project_folder
-    from mm_assets.pipeline.dagster_home import find_dagster_home
+    from mm_assets.pipeline.dagster_home import ensure_dagster_home, find_dagster_home
 
     given, here = os.environ.get("DAGSTER_HOME"), Path.cwd()
-    if read_only:
-        home = find_dagster_home(project_folder(here))
-    else:
-        from mm_assets.orchestration.launch import ensure_dagster_home
-
-        home = ensure_dagster_home(project_folder(here))
+    home = (find_dagster_home if read_only else ensure_dagster_home)(project_folder(here))
     os.environ["DAGSTER_HOME"] = str(home)
     if not given and home.parent != here:
         echo(f"DAGSTER_HOME is not set: using {home}", err=True)

@@ -221,7 +221,7 @@ def report_registration(
         found: the registration.
         rollup: the message of `start_rollup`.
     """
-    from mm_assets.orchestration.checks import slow_pages
+    from mm_assets.pipeline.state.registration import slow_pages
 
     dataset = spec.name
     for key in found.removed[:_LISTED]:

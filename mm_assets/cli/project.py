@@ -17,6 +17,7 @@ from mm_assets.errors import ConfigError
 __all__ = [
     "declarations_folder",
     "definitions_modules",
+    "defs_module",
     "import_places",
     "make_importable",
     "make_project",
@@ -88,6 +89,15 @@ def declarations_folder(start: Path) -> Path:
             return (place / package).joinpath(*below)
     detail = f"its declarations are in the package {package}, which is neither in {folder / 'src'} nor in {folder}"
     raise ConfigError(str(folder), "defs_module", detail)
+
+
+def defs_module(start: Path) -> str | None:
+    """The package of declarations that Dagster loads for a folder in a project; None if it is not in one, or in two."""
+    for folder in (start, *start.parents):
+        named = [found for name, keys in _PROJECT_TABLES.items() if (found := _defs_module(folder / name, keys))]
+        if named:
+            return named[0] if len(named) == 1 else None
+    return None
 
 
 def make_project(folder: Path) -> Sequence[Path]:

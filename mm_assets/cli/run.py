@@ -116,7 +116,6 @@ def command(
     verbose: bool,
 ) -> None:
     """Register the shards, run every pending partition from its first stale stage on, make the manifests."""
-    from mm_assets.pipeline.partition.run import rare_collections
     from mm_assets.pipeline.state.claims import Slice
 
     keys = _chosen_keys(keys, file)
@@ -133,7 +132,7 @@ def command(
         waits=not no_wait,
         verbose=verbose,
     )
-    with rare_collections(), ExitStack() as opened:  # there may be very many partitions
+    with ExitStack() as opened:
         if metrics is not None and not dry_run:
             from mm_assets.cli.metrics import LoadMetrics
 
@@ -270,7 +269,7 @@ class _Run:
 
     def register(self, *, dry_run: bool = False) -> None:
         """Registers the shards and finds the partitions to run."""
-        from mm_assets.orchestration.launch import prepare_home
+        from mm_assets.pipeline.dagster_home import ensure_dagster_home, is_prepared
         from mm_assets.pipeline.state.folder import DatasetStore
         from mm_assets.pipeline.state.registration import register
         from mm_assets.pipeline.state.staleness import DatasetState, chosen_partitions, stage_named
@@ -281,7 +280,9 @@ class _Run:
             stage_named(self.first.name, option="--from", specs=specs)
         if self.part is not None or not self.is_recorded:
             _expect_shared_root(specs)
-        if needs_instance:
+        if needs_instance and not is_prepared(ensure_dagster_home()):
+            from mm_assets.orchestration.launch import prepare_home
+
             prepare_home()
         for spec in specs:
             wait = wait_for_shards(spec)
@@ -346,13 +347,16 @@ class _Run:
 
     def execute(self, stop: Stop) -> None:
         """Runs the partitions of each dataset and makes its manifest."""
-        from mm_assets.orchestration.launch import run_load
+        self.began = time.perf_counter()
+        names = [name for name in self.datasets if not self._has_nothing_to_do(name)]
+        if not names:
+            return
+        from mm_assets.orchestration.recorded_load import run_load
         from mm_assets.pipeline.load.engine_choice import open_engine
         from mm_assets.pipeline.load.tasks import PartitionRun, load_partitions
         from mm_assets.pipeline.state.claims import Claims
         from mm_assets.pipeline.state.registration import registration_fault
 
-        self.began = time.perf_counter()
         left = Counter(spec.name for spec, _ in self.work)
         with (
             stderr_of_its_own() as stream,
@@ -388,8 +392,8 @@ class _Run:
             def print_line(name: str, line: str) -> None:
                 print(printable(f"{name}: {self.chosen.complete(line)}"), file=stream, flush=True)
 
-            for name, dataset in self.datasets.items():
-                keys = [key for spec, key in self.work if spec.name == name]
+            for name in names:
+                dataset, keys = self.datasets[name], [key for spec, key in self.work if spec.name == name]
                 options = dataset.spec.engine
                 if options not in engines:
                     engine = opened.enter_context(open_engine(options, jobs=1, most=len(self.work), started=started))
@@ -425,6 +429,29 @@ class _Run:
                 self.rebuilt[name] = rest.rebuilt
                 self.failed += [f"{name}: {line}" for line in rest.failures]
                 self.warned += [f"{name}: {line}" for line in rest.warnings]
+
+    def _has_nothing_to_do(self, name: str) -> bool:
+        """Whether no partition of a dataset is to run, its manifest is the newest one, and Dagster knows all of it."""
+        from mm_assets.orchestration.recorded import is_recorded
+        from mm_assets.pipeline.dagster_home import find_dagster_home
+        from mm_assets.pipeline.state.exports import write_indexes
+        from mm_assets.pipeline.state.manifests import current_manifest, manifest_warnings
+
+        present = self.present[name]
+        if not self.is_recorded or any(spec.name == name for spec, _ in self.work):
+            return False
+        try:
+            manifest = current_manifest(present)
+            if manifest is None or not is_recorded(find_dagster_home(), present, self.found[name]):
+                return False
+            write_indexes(present.dataset, present.published())
+        except MmAssetsError:  # the load reports it
+            return False
+        if self.metrics is not None:
+            self.metrics.begin(name, 0)
+        self.manifests.append(name)
+        self.warned += [f"{name}: {line}" for line in manifest_warnings(manifest)]
+        return True
 
     def _note(self, result: PartitionRun) -> None:
         """Takes up how a partition ended; of its records, of which a load has very many, only numbers."""

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from mm_assets.cli.document import json_option, json_value, wants_json, write_document
+from mm_assets.cli.main import leave_modules
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, printable
 from mm_assets.errors import ConfigError
@@ -29,13 +30,14 @@ def command(chosen: DatasetChoice, query: str | None, as_csv: bool) -> None:
     partitions of the newest manifest, and published; each has a column `partition`. Before the first manifest there are
     no tables.
     """
-    import duckdb
-
     from mm_assets.pipeline.state.sql_views import sql_connection, table_fault
     from mm_assets.pipeline.state.staleness import DatasetState
 
     check_format(as_csv=as_csv)
     stores = chosen.stores()
+    leave_modules()
+    import duckdb
+
     if len(stores) != 1:
         known = ", ".join(s.spec.name for s in stores)
         raise ConfigError("arguments", "--dataset", f"name one dataset; declared: {known}")

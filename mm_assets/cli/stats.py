@@ -10,6 +10,7 @@ import click
 
 from mm_assets.cli.document import json_option, wants_json, write_document
 from mm_assets.cli.losses import totals_document
+from mm_assets.cli.main import leave_modules
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, print_table, size_text, table_console
 from mm_assets.cli.plots import histogram_lines, number_text
@@ -32,6 +33,7 @@ def command(chosen: DatasetChoice, no_plots: bool) -> None:
     from mm_assets.pipeline.state.staleness import DatasetState
 
     document = {}
+    leave_modules()
     for dataset in chosen.stores():
         found = statistics(DatasetState(dataset))
         document[found.dataset] = _as_json(found)

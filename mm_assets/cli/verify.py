@@ -123,8 +123,6 @@ def _formats_listed(file: str, options: Mapping[str, Any]) -> Sequence[str]:
 def _verify_tables(file: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Checks and reports the tables of a manifest's partitions; None where there are none, or no manifest."""
     import mm_assets
-    from mm_assets.pipeline.state.manifests import verify_tables
-    from mm_assets.storage.store import Store
 
     try:
         with mm_assets.open(file, storage_options=options or None) as dataset:
@@ -135,6 +133,9 @@ def _verify_tables(file: str, options: Mapping[str, Any]) -> dict[str, Any] | No
         folder = folder.rpartition("/")[0] if folder.rpartition("/")[2] == "manifests" else folder
     except (MmAssetsError, OSError):  # the report on the packed files says why
         return None
+    from mm_assets.pipeline.state.manifests import verify_tables
+    from mm_assets.storage.store import Store
+
     try:
         store = Store(folder or ".", options)
         content = store.read_bytes(manifest.name.removeprefix(folder).lstrip("/"))

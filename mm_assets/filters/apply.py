@@ -17,14 +17,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from mm_assets.errors import FilterError, MmAssetsError, SchemaMismatchError, first_line
+from mm_assets.errors import FilterError, LazyModule, MmAssetsError, SchemaMismatchError, first_line
 from mm_assets.filters.base import Annotator, Block, Filter, Scope
 from mm_assets.filters.parameters import check_choice
 from mm_assets.rows.columns import row_tuples
@@ -44,6 +43,11 @@ from mm_assets.rows.schema import (
 )
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 from mm_assets.summaries import counted
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = LazyModule("pyarrow.compute")
 
 __all__ = ["FilterStream"]
 

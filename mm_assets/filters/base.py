@@ -12,18 +12,22 @@ from concurrent.futures import Executor
 from functools import cached_property
 from itertools import compress
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from mm_assets.errors import MediaError
+from mm_assets.errors import LazyModule, MediaError
 from mm_assets.filters.parameters import Limits, check_flag
 from mm_assets.media.images import share_probe
 from mm_assets.rows.columns import content_views
 from mm_assets.rows.schema import Drop, UserColumn
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = LazyModule("pyarrow.compute")
 
 __all__ = [
     "Annotator",

@@ -9,6 +9,7 @@ from mm_assets.checks.catalog import GROUPS, Check, checks_of
 from mm_assets.orchestration.partitions import asset_key, shard_partitions
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, RECORDED_STAGES, Stage
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.state.registration import MOST_PARTITIONS
 
 __all__ = [
     "ALL_VECTORS",
@@ -19,7 +20,6 @@ __all__ = [
     "check_specs",
     "rules_of",
     "settled_checks",
-    "slow_pages",
 ]
 
 UNIQUE_IDS = "unique_ids"
@@ -32,7 +32,6 @@ _INDEX_RULES = {
     RECALL: "A search finds at least `min_recall` of the ten nearest, measured when the vectors were written.",
 }
 _MANIFEST_RULE = "No two partitions have a sample id in common."
-_MOST_PARTITIONS = 2000  # beyond it Dagster's pages are slow; docs/pipeline.md has the figures
 
 
 def rules_of(spec: DatasetSpec, asset: str) -> Mapping[str, tuple[Check, ...]]:
@@ -103,24 +102,14 @@ def settled_checks(
         return spec, None
     cursors, key = instance.daemon_cursor_storage, f"mm_assets/{spec.name}/checks"
     is_new = not cursors.get_cursor_values({key})
-    if is_new and num_partitions <= _MOST_PARTITIONS:
+    if is_new and num_partitions <= MOST_PARTITIONS:
         return spec, None
     message = None
     if is_new:
         cursors.set_cursor_values({key: "rollup"})
         message = (
-            f"{num_partitions:,} partitions, more than {_MOST_PARTITIONS:,}: from now on Dagster has one check result "
+            f"{num_partitions:,} partitions, more than {MOST_PARTITIONS:,}: from now on Dagster has one check result "
             f"per asset, {ROLLUP}, for all partitions together. Reload the code location to see it; earlier results "
             "stay in the events of their runs. `checks: grouped` keeps results of each partition"
         )
     return spec.replace(checks="rollup"), message
-
-
-def slow_pages(spec: DatasetSpec, num_partitions: int) -> str | None:
-    """A warning for a dataset with too many partitions for checks that have them; None for others."""
-    if spec.checks in ("auto", "rollup") or num_partitions <= _MOST_PARTITIONS:
-        return None
-    return (
-        f"{num_partitions:,} partitions make Dagster's pages slow: each request works out the state of the checks of "
-        f"every partition, with a query of its database for each. Above {_MOST_PARTITIONS:,} leave `checks` out"
-    )

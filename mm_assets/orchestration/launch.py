@@ -1,7 +1,4 @@
-"""Runs from the command line: the same jobs on the same instance as the UI's, one process per run at a time.
-
-A bad partition never stops the others; its errors are returned as text. Nothing here prints.
-"""
+"""What commands do with the Dagster instance: the same jobs and events as in the UI. Nothing here prints."""
 
 import hashlib
 import importlib
@@ -11,30 +8,30 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
 
-from mm_assets.errors import ConfigError, MmAssetsError, SourceError, first_line
+from mm_assets.errors import ConfigError, SourceError, first_line
 from mm_assets.orchestration.checks import settled_checks
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
 from mm_assets.orchestration.event_log import is_known_manifest
-from mm_assets.orchestration.load import LoadRuns, declared_in
 from mm_assets.orchestration.observed_shards import observe_shards
 from mm_assets.orchestration.partitions import add_partitions, shard_partitions
+from mm_assets.orchestration.recorded_load import RecordedLoad
 from mm_assets.orchestration.recorder import is_unavailable, unrecorded_message
-from mm_assets.orchestration.report import manifest_result
 from mm_assets.orchestration.viewer import expect_viewer
-from mm_assets.pipeline.chain import Stage
-from mm_assets.pipeline.dagster_home import find_dagster_home, missing_databases
-from mm_assets.pipeline.load.engine import Engine
-from mm_assets.pipeline.load.tasks import LoadEnd, PartitionRun
-from mm_assets.pipeline.partition.run import PartitionReport
+from mm_assets.pipeline.dagster_home import (
+    declared_in,
+    ensure_dagster_home,
+    missing_databases,
+    unusable_home,
+    unusable_named,
+)
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.state.claims import Claims, Slice
 from mm_assets.pipeline.state.exports import write_indexes
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.manifests import build_manifest
@@ -42,46 +39,17 @@ from mm_assets.pipeline.state.registration import Registration, register
 from mm_assets.pipeline.state.staleness import DatasetState
 
 __all__ = [
-    "LoadResult",
     "Recorded",
     "declared_datasets",
-    "ensure_dagster_home",
     "open_instance",
     "prepare_home",
     "register_dataset",
     "remove_partitions",
-    "run_load",
     "start_rollup",
     "sync",
 ]
 
 _REFUSED = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_IOERR")  # the last one also of a full disk
-_HOME_SETTINGS = """\
-# Settings of the local Dagster instance.
-telemetry: {enabled: false}
-nux: {enabled: false}
-# Runs of the daemon that never begin are failed, and runs whose process was killed are repeated; failed ones are not.
-# Of the longest time that a run may take, loads are exempt.
-run_monitoring: {enabled: true, start_timeout_seconds: 300, max_runtime_seconds: 86400}
-run_retries: {enabled: true, max_retries: 2, retry_on_asset_or_op_failure: false}
-"""
-
-
-def ensure_dagster_home(project: Path | None = None) -> Path:
-    """The folder of `find_dagster_home`, made if it is missing; the variable names it afterwards.
-
-    Raises:
-        SourceError: the folder cannot be made or written.
-    """
-    home = find_dagster_home(project)
-    with _unusable_named(home):
-        home.mkdir(parents=True, exist_ok=True)
-        if not (home / "dagster.yaml").exists():
-            draft = home / f".dagster.yaml.{os.getpid()}"
-            draft.write_text(_HOME_SETTINGS)
-            draft.replace(home / "dagster.yaml")
-    os.environ["DAGSTER_HOME"] = str(home)
-    return home
 
 
 def open_instance() -> dg.DagsterInstance:
@@ -102,14 +70,9 @@ def prepare_home() -> None:
         SourceError: the folder cannot be written.
     """
     home = ensure_dagster_home()
-    with _unusable_named(home), unavailable_named():
+    with unusable_named(home), unavailable_named():
         _create_databases(home)
         expect_viewer(home)
-
-
-def _unusable(home: object, refusal: str) -> SourceError:
-    advice = f"give {home} write access and free space, or set DAGSTER_HOME to a folder of your own"
-    return SourceError(home, f"the Dagster instance cannot be used: {refusal}: {advice}")
 
 
 @contextmanager
@@ -131,7 +94,7 @@ def unavailable_named() -> Iterator[None]:
                 )
                 raise SourceError(home, detail) from error
             if getattr(cause, "sqlite_errorname", "").startswith(_REFUSED):
-                raise _unusable(home, str(cause)) from error
+                raise unusable_home(home, str(cause)) from error
             cause = cause.__cause__
         raise
 
@@ -157,16 +120,6 @@ def _create_databases(home: Path) -> None:
             except OSError:
                 if not (home / name).is_dir():  # else another command was faster
                     raise
-
-
-@contextmanager
-def _unusable_named(home: Path) -> Iterator[None]:
-    """Turns the system's refusal to write the instance's files into a `SourceError` that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        path = Path(error.filename or home)  # in the folder it may have a temporary name
-        raise _unusable(home if path.is_relative_to(home) else path, error.strerror or str(error)) from error
 
 
 def declared_datasets(module: str, *, location: str | None = None) -> dict[str, DatasetSpec | ConfigError]:
@@ -198,7 +151,7 @@ def declared_datasets(module: str, *, location: str | None = None) -> dict[str, 
         raise ConfigError(module, "module", "holds no Dagster definitions")
     for component in components:
         if not isinstance(component.declared, ConfigError):
-            declared_in(component.declared, location or module)
+            declared_in(component.declared.where, component.declared.name, location or module)
     return {component.name: component.declared for component in components}
 
 
@@ -274,85 +227,6 @@ def start_rollup(instance: dg.DagsterInstance, dataset: DatasetStore, num_partit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadResult:
-    """How a load ended, its partitions aside.
-
-    Attributes:
-        run_id: id of its first run in Dagster.
-        failures: what went wrong, one line each; empty on success.
-        warnings: violations that its manifest's check found, one line each.
-        rebuilt: as of a `LoadEnd`.
-        state: the dataset as the manifest lists it; None if none was built.
-    """
-
-    run_id: str
-    failures: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
-    rebuilt: Mapping[str, str] = field(default_factory=dict)
-    state: DatasetState | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing went wrong."""
-        return not self.failures
-
-
-def run_load(
-    spec: DatasetSpec,
-    keys: Sequence[str],
-    *,
-    engine: Engine,
-    first: Stage | None = None,
-    part: Slice | None = None,
-    waits: bool = True,
-    observed: Callable[[PartitionRun], object] = lambda _: None,
-    report: Callable[[str], object] = lambda _: None,
-    present: DatasetState | None = None,
-    found: Registration | None = None,
-) -> LoadResult:
-    """Runs registered partitions and builds the manifest; a thread records that in runs of the job `<dataset>_load`.
-
-    Args:
-        spec: the declaration.
-        keys: the partitions; none builds the manifest only.
-        engine: where they run.
-        first: as of `load_partitions`.
-        part: likewise.
-        waits: likewise.
-        observed: called with each partition as it ends.
-        report: called with each line on what the load waits for, also in another thread.
-        present: the dataset as it is, if that is known.
-        found: what registration found, if Dagster does not know that yet.
-    """
-    dataset = DatasetStore(spec) if present is None else present.dataset
-    state, load, failures = present or DatasetState(dataset), str(uuid.uuid4()), list[str]()
-    stage = "" if first is None else first.name
-    runs = LoadRuns(state, load, found, keys=keys, report=report, first_stage=stage, waits=waits)
-
-    def ended(one: PartitionReport) -> None:
-        observed(PartitionRun.of(spec.name, one))
-
-    end = LoadEnd()
-    try:
-        with Claims(dataset, load) as claims:
-            end = runs.load(claims=claims, engine=engine, first=first, part=part, waits=waits, ended=ended)
-    except MmAssetsError as error:
-        failures.append(str(error))
-    if end.refusal:
-        failures.append(end.refusal)
-    if runs.recorder.unrecorded:
-        failures.append(unrecorded_message(spec, runs.recorder.unrecorded))
-    checks = () if end.manifest is None else manifest_result(spec, end.manifest).check_results or ()
-    return LoadResult(
-        run_id=load,
-        failures=tuple(failures),
-        warnings=tuple(f"manifest: check {c.check_name}: {c.description}" for c in checks if not c.passed),
-        rebuilt=end.rebuilt,
-        state=None if end.manifest is None else end.manifest.state,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """What was recorded: the number of published partitions, the keys of failed ones, and whether the manifest was."""
 
@@ -377,7 +251,7 @@ def sync(dataset: DatasetStore, *, makes_manifest: bool = False) -> Recorded:
     state, load = DatasetState(dataset), str(uuid.uuid4())
     partitions = tuple(state.partitions.values())
     found = Registration(partitions=partitions, added=(), changed=(), removed=(), unsettled=(), seen={})
-    recorder = LoadRuns(state, load, found, attempts=True).recorder
+    recorder = RecordedLoad(state, load, found, attempts=True).recorder
     with recorder:
         recorder.add_manifest(report)
     if recorder.unrecorded:

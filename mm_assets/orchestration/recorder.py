@@ -4,6 +4,8 @@ Files are the truth, and Dagster shows them: what is published and not recorded,
 database was unavailable, is recorded by the next load or by ``mm-assets sync``. A recorder has a thread and a queue of
 its own, so that nothing waits for the database. The queue holds names of files, and the latest reports of partitions,
 which also have previews; without a report the file is read.
+
+The thread imports Dagster, while the load runs its first partition.
 """
 
 from __future__ import annotations
@@ -15,13 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
-
-import sqlalchemy
-import sqlalchemy.exc
+from typing import TYPE_CHECKING, Self
 
 from mm_assets.errors import SourceError, masked_urls
-from mm_assets.orchestration.events import Event, EventSink, Line, PartitionEvents, manifest_events
 from mm_assets.pipeline.chain import PUBLISHED, export_stage
 from mm_assets.pipeline.partition.run import PartitionReport
 from mm_assets.pipeline.partition.stage_run import StageResult
@@ -33,6 +31,9 @@ from mm_assets.pipeline.state.manifests import ManifestReport
 from mm_assets.pipeline.state.records import StageFailure
 from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.storage.retry import Retry
+
+if TYPE_CHECKING:
+    from mm_assets.orchestration.events import Event, EventSink
 
 __all__ = ["DATABASE", "Recorder", "RunRecording", "is_unavailable", "unrecorded_message"]
 
@@ -46,12 +47,6 @@ _MAX_SILENCE_SECONDS = 120.0  # of a database that neither takes nor refuses any
 _CANCEL_SECONDS = 3.0  # for the end of a run that is canceled
 _MAX_NAMES_IN_MESSAGE = 10
 _MANIFEST = "manifest.json"
-_UNAVAILABLE = (
-    ConnectionError,
-    sqlalchemy.exc.OperationalError,
-    sqlalchemy.exc.InterfaceError,
-    sqlalchemy.exc.TimeoutError,
-)
 _GAVE_UP = "DagsterPostgresException"  # of dagster-postgres, which is not a requirement of ours
 
 
@@ -60,14 +55,19 @@ _GAVE_UP = "DagsterPostgresException"  # of dagster-postgres, which is not a req
 
 def is_unavailable(error: BaseException) -> bool:
     """Whether an error says that a database server is not there, as opposed to a file that cannot be used."""
-    if isinstance(error, sqlalchemy.exc.DBAPIError) and isinstance(error.orig, sqlite3.Error):
+    from sqlalchemy import exc  # Dagster has imported it
+
+    if isinstance(error, exc.DBAPIError) and isinstance(error.orig, sqlite3.Error):
         return False
-    return isinstance(error, _UNAVAILABLE) or type(error).__name__ == _GAVE_UP
+    unavailable = (ConnectionError, exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
+    return isinstance(error, unavailable) or type(error).__name__ == _GAVE_UP
 
 
 def _may_pass(error: BaseException) -> bool:
     """Whether the same may succeed later: the server is unavailable, or SQLite's file is locked or read-only."""
-    return is_unavailable(error) or isinstance(error, sqlalchemy.exc.OperationalError | sqlite3.OperationalError)
+    from sqlalchemy.exc import OperationalError
+
+    return is_unavailable(error) or isinstance(error, OperationalError | sqlite3.OperationalError)
 
 
 DATABASE: Retry[BaseException] = Retry(pauses=(1.0, 2.0, 4.0, 8.0, 16.0, 30.0), jitter=0.0, may_pass=_may_pass)
@@ -90,14 +90,14 @@ class _Item:
         name: of the file below the dataset's folder: a record, an attempt, or the manifest; empty for others.
         report: what is known of it, as long as there is memory for it.
         state: a dataset of which everything is to be recorded that is unknown to Dagster; None for others.
-        line: a line for the log of the run.
+        line: a warning for the log of the run.
         was_tried: whether it may have been stored.
     """
 
     name: str = ""
     report: PartitionReport | ManifestReport | None = None
     state: DatasetState | None = None
-    line: Line | None = None
+    line: str = ""
     was_tried: bool = False
 
     @property
@@ -138,6 +138,7 @@ class Recorder:
     Args:
         dataset: the dataset's folder.
         execute: executes a run of Dagster, in which it calls a function with the sink of the run.
+        prepare: called in the thread before it; imports Dagster, which an interruption does not wait for.
         state: the dataset as it was listed.
         load: id of the load.
         running: partitions that the load runs, which are not caught up with.
@@ -158,6 +159,7 @@ class Recorder:
         dataset: DatasetStore,
         execute: Callable[[Callable[[EventSink], RunRecording]], object],
         *,
+        prepare: Callable[[], object] = lambda: None,
         state: DatasetState,
         load: str,
         running: Collection[str] = (),
@@ -167,6 +169,7 @@ class Recorder:
     ) -> None:
         self._dataset = DatasetStore(dataset.spec)  # it remembers files, and is not made for two threads
         self._execute = execute
+        self._prepare = prepare
         self._claims = Claims(self._dataset, load)  # of others: its own is the load's
         self._state = state
         self._running = set(running)
@@ -176,7 +179,7 @@ class Recorder:
         self._items = deque([_Item(state=state)])
         self._num_reports = 0
         self._condition = threading.Condition()
-        self._is_closed = self._is_canceled = False
+        self._is_closed = self._is_canceled = self._is_prepared = False
         self._given_up = ""  # why nothing more is recorded
         self._is_caught_up = self._is_postponed = self._has_left = False
         self._num_refused = 0
@@ -227,7 +230,8 @@ class Recorder:
         with self._condition:
             self._is_canceled = True
             self._condition.notify_all()
-        self._thread.join(_CANCEL_SECONDS)
+        if self._is_prepared:  # else there is no run to cancel
+            self._thread.join(_CANCEL_SECONDS)
 
     def wait_until_begun(self, pool: str) -> None:
         """Waits for the first run to begin: it may wait for a slot of a pool, which takes as long as other loads do.
@@ -260,7 +264,7 @@ class Recorder:
 
     def warn(self, line: str) -> None:
         """Writes a warning into the log of the run; never waits."""
-        self._add(_Item(line=Line(logging.WARNING, line)))
+        self._add(_Item(line=line))
 
     def _add(self, item: _Item) -> None:
         with self._condition:
@@ -283,6 +287,11 @@ class Recorder:
         while not self._given_up:
             num_stored = self._num_stored
             try:
+                self._prepare()
+                with self._condition:
+                    if self._is_canceled:
+                        return
+                    self._is_prepared = True
                 self._execute(self._record_run)
                 if self._items and num_stored == self._num_stored:
                     raise RuntimeError("the run ended before anything was recorded")
@@ -380,13 +389,15 @@ class Recorder:
 
     def _record(self, sink: EventSink, items: Sequence[_Item]) -> list[PartitionReport]:
         """Stores the events of items; returns the reports of their partitions."""
+        from mm_assets.orchestration.events import Line, PartitionEvents, manifest_events
+
         events: list[Event] = []
         reports: list[tuple[PartitionReport, bool]] = []
         for item in items:
             if item.state is not None:
                 self._catch_up(sink, item.state)
-            elif item.line is not None:
-                events.append(item.line)
+            elif item.line:
+                events.append(Line(logging.WARNING, item.line))
             elif isinstance(item.report, PartitionReport):
                 reports.append((item.report, not item.was_tried))
         reports += [(report, False) for report in self._read(item.name for item in items if item.report is None)]

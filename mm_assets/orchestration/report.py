@@ -11,7 +11,7 @@ import dagster as dg
 import pyarrow as pa
 
 from mm_assets.checks.catalog import Check
-from mm_assets.checks.context import Outcome
+from mm_assets.checks.outcome import Outcome
 from mm_assets.dataset.manifest import manifest_partitions
 from mm_assets.dataset.vector_index import IndexSummary
 from mm_assets.errors import MmAssetsError, best_effort, masked_urls
@@ -43,7 +43,7 @@ from mm_assets.pipeline.chain import (
 from mm_assets.pipeline.partition.preview import shortened
 from mm_assets.pipeline.partition.stages import StageResult
 from mm_assets.pipeline.spec import DatasetSpec, ExportOptions, IndexOptions
-from mm_assets.pipeline.state.duplicate_ids import duplicates_said
+from mm_assets.pipeline.state.duplicate_ids import format_duplicates
 from mm_assets.pipeline.state.exports import PartitionExport, records_folder
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.losses import FAILED, KINDS, Loss, LossTotal, kind_counts, listed_totals, loss_totals
@@ -321,7 +321,7 @@ def manifest_result(spec: DatasetSpec, report: ManifestReport) -> MaterializeRes
         asset_key=key,
         passed=not duplicates["count"],
         severity=dg.AssetCheckSeverity.WARN,
-        description=duplicates_said(duplicates) or None,
+        description=format_duplicates(duplicates) or None,
         metadata={"num_duplicate_ids": duplicates["count"], "examples": duplicates["examples"]},
     )
     return dg.MaterializeResult(

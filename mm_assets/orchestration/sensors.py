@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.errors import MmAssetsError
-from mm_assets.orchestration.checks import settled_checks, slow_pages
+from mm_assets.orchestration.checks import settled_checks
 from mm_assets.orchestration.event_log import is_known_manifest
 from mm_assets.orchestration.observed_shards import log_skipped, observe_shards
 from mm_assets.orchestration.partitions import job_name, load_job_name, manifest_job_name, shard_partitions
@@ -35,7 +35,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
 from mm_assets.pipeline.state.manifests import current_manifest
 from mm_assets.pipeline.state.records import canonical_json
-from mm_assets.pipeline.state.registration import register
+from mm_assets.pipeline.state.registration import register, slow_pages
 from mm_assets.pipeline.state.staleness import DatasetState, planned_runs, registered_runs
 from mm_assets.storage.store import Store
 from mm_assets.summaries import counted

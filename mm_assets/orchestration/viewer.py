@@ -6,11 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
 
+from mm_assets.pipeline.dagster_home import VIEWER_FILE
+
 __all__ = ["VIEWER_PORT", "VIEWER_VARIABLE", "claim_viewer", "expect_viewer", "viewer_link"]
 
 VIEWER_PORT = 3001  # of `mm-assets ui`, by default
 VIEWER_VARIABLE = "MM_ASSETS_VIEWER_URL"
-_FILE = "viewer.url"  # in the instance's folder
 
 
 def viewer_link(dataset: str, partition: str | None = None, sample_id: str | None = None) -> str | None:
@@ -36,7 +37,7 @@ def _address() -> str:
     given, home = os.environ.get(VIEWER_VARIABLE), os.environ.get("DAGSTER_HOME")
     if given is None and home:
         with suppress(OSError, ValueError):  # there is none, or it is another user's
-            return Path(home, _FILE).read_text(encoding="ascii").strip()
+            return Path(home, VIEWER_FILE).read_text(encoding="ascii").strip()
     return given or ""
 
 
@@ -49,7 +50,7 @@ def expect_viewer(home: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    if not (home / _FILE).exists():
+    if not (home / VIEWER_FILE).exists():
         claim_viewer(home, f"http://127.0.0.1:{VIEWER_PORT}")
 
 
@@ -66,7 +67,7 @@ def claim_viewer(home: Path, address: str) -> str:
     Raises:
         OSError: the file cannot be written.
     """
-    file = home / _FILE
+    file = home / VIEWER_FILE
     token = ""
     with suppress(FileNotFoundError):
         token = parse_qs(urlsplit(file.read_text(encoding="utf-8", errors="replace").strip()).query).get("t", [""])[0]

@@ -8,16 +8,21 @@ compressed shard. `source_member` has what FILE has no field for: the member, th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from crc32c import crc32c
 
+from mm_assets.errors import LazyModule
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA, SOURCE_SCHEMA
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 from mm_assets.sources.compressed import is_compressed
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = LazyModule("pyarrow.compute")
 
 __all__ = ["is_stored_content", "with_checksums", "with_source_columns"]
 

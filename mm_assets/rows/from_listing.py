@@ -19,12 +19,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, groupby, islice
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from mm_assets.errors import MissingColumnError, ShardError, SourceError, first_line
+from mm_assets.errors import LazyModule, MissingColumnError, ShardError, SourceError, first_line
 from mm_assets.json_text import compact_member
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.rows.columns import MemberIndex, Origin, RowBuilder, RowStream, sample_id_of
@@ -49,6 +48,11 @@ from mm_assets.sources.samples import modality_of
 from mm_assets.sources.text_members import BadTextError, ParsedObject, decode_text, parse_object, stored_text
 from mm_assets.storage.files import SourceFile
 from mm_assets.summaries import counted
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+else:
+    pq = LazyModule("pyarrow.parquet")
 
 __all__ = ["ListingRows", "delimiter_of"]
 

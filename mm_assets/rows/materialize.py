@@ -14,13 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from mm_assets.errors import ConfigError, MediaError, ShardReadError, SourceError
+from mm_assets.errors import ConfigError, LazyModule, MediaError, ShardReadError, SourceError
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.pdf import DEFAULT_DPI, Frames, frames_of
 from mm_assets.rows.content_column import REMOTE_REQUESTS, ContentColumn
@@ -31,6 +30,11 @@ from mm_assets.sources.compressed import decompress, is_compressed
 from mm_assets.sources.extract import MemberExtract, Shelf
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.urls import is_local
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = LazyModule("pyarrow.compute")
 
 __all__ = ["MaterializeStream"]
 

@@ -10,16 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError, first_line
+from mm_assets.errors import EncodeError, LazyModule, SchemaMismatchError, SourceError, first_line
 from mm_assets.storage.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+else:
+    pc = LazyModule("pyarrow.compute")
+    pq = LazyModule("pyarrow.parquet")
 
 __all__ = ["ParquetSink", "open_table", "read_batches", "row_bytes", "sample_groups"]
 

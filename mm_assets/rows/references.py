@@ -7,18 +7,22 @@ and compares each item with both numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from crc32c import crc32c
 
-from mm_assets.errors import SchemaMismatchError, SourceError
+from mm_assets.errors import LazyModule, SchemaMismatchError, SourceError
 from mm_assets.rows.columns import views
 from mm_assets.rows.parquet import ParquetSink
 from mm_assets.rows.schema import CHECKSUM_COLUMN, SIZE_COLUMN
 from mm_assets.rows.source_ref import parse_source_ref
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = LazyModule("pyarrow.compute")
 
 __all__ = ["FETCHED_BY", "ReferenceSink", "reference_schema", "with_media"]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from mm_assets.errors import LazyModule
 from mm_assets.rows.base import RowSource
 from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.schema import DatasetSchema, MemberRules, PdfRows
@@ -21,6 +21,11 @@ from mm_assets.sources.member import Member, OnDamage, with_roles
 from mm_assets.sources.samples import is_metadata, is_text
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.read_ahead import read_ahead
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = LazyModule("pyarrow.compute")
 
 __all__ = ["first_samples"]
 

@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError, first_line, optional_import
+from mm_assets.errors import EncodeError, LazyModule, SchemaMismatchError, SourceError, first_line, optional_import
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA, SOURCE_SCHEMA
 from mm_assets.sources.folder import file_url
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = LazyModule("pyarrow.compute")
 
 __all__ = [
     "SourceRef",

@@ -11,13 +11,12 @@ import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from mm_assets.errors import SourceError, first_line
+from mm_assets.errors import LazyModule, SourceError, first_line
 from mm_assets.json_text import parse_json
 from mm_assets.sources.compressed import content_name
 from mm_assets.sources.entries import Entry
@@ -31,6 +30,11 @@ from mm_assets.sources.features import (
 from mm_assets.sources.head import HEAD_BYTES
 from mm_assets.sources.member import Member, split_member_name
 from mm_assets.sources.row_members import KEY_COLUMN, MEMBERS_COLUMN, Cell, ColumnKind, Row, RowMembers
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = LazyModule("pyarrow.compute")
 
 __all__ = [
     "VALUE_ERRORS",

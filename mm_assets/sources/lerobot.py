@@ -20,14 +20,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from mm_assets.errors import MediaError, ShardError, SourceError, first_line
+from mm_assets.errors import LazyModule, MediaError, ShardError, SourceError, first_line
 from mm_assets.media.content_types import extension_of_content_type, sniff_content_type
 from mm_assets.sources.arrays import npy_bytes, npy_size
 from mm_assets.sources.arrow_rows import array_of_lists, cell_of, is_cell, json_rows
@@ -40,6 +38,13 @@ from mm_assets.sources.row_members import KEY_COLUMN, dump_values
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
 from mm_assets.storage.urls import without_query
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+else:
+    pc = LazyModule("pyarrow.compute")
+    pq = LazyModule("pyarrow.parquet")
 
 __all__ = ["LeRobotSource"]
 

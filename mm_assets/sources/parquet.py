@@ -11,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from mm_assets.errors import ShardError, SourceError, first_line
+from mm_assets.errors import LazyModule, ShardError, SourceError, first_line
 from mm_assets.sources.arrow_rows import VALUE_ERRORS, ArrowRows, cell_columns, is_list_of_cells
 from mm_assets.sources.entries import Entry, EntrySource, Scan
 from mm_assets.sources.features import METADATA_KEY, Features, read_features
@@ -25,6 +24,11 @@ from mm_assets.sources.member import Member
 from mm_assets.sources.row_members import KEY_COLUMN
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+else:
+    pq = LazyModule("pyarrow.parquet")
 
 __all__ = ["PARQUET_ERRORS", "PARQUET_MAGIC", "ParquetSource", "open_parquet", "read_group"]
 

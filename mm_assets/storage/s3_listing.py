@@ -19,8 +19,6 @@ from itertools import pairwise
 from typing import Any, cast
 from weakref import WeakSet
 
-from fsspec.asyn import sync
-
 __all__ = ["get_object", "list_objects", "listing_session", "use_fast_listings"]
 
 _LISTING = "ListObjectsV2Output"
@@ -143,6 +141,7 @@ def get_object(fs: Any, **named: str) -> tuple[bytes, str]:
     Raises:
         FileNotFoundError: there is no such object.
     """
+    from fsspec.asyn import sync  # asyncio is for remote files only
     from s3fs.core import S3_RETRYABLE_ERRORS
 
     async def get() -> tuple[bytes, str]:

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mm_assets.checks.context import CheckContext, Outcome, TableFile
+from mm_assets.checks.context import CheckContext, TableFile
+from mm_assets.checks.outcome import Outcome
 from mm_assets.checks.packed import ExpectedRows, PackedFiles
 from mm_assets.checks.runner import run_checks
 from mm_assets.filters.apply import FilterStream

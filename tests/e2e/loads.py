@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import dagster as dg
 
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import LoadResult, run_load
+from mm_assets.orchestration.recorded_load import LoadResult, run_load
 from mm_assets.pipeline.load.engine import Ended, Task
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.load.tasks import PartitionRun

@@ -8,7 +8,8 @@ import dagster as dg
 import pytest
 
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import register_dataset, run_load
+from mm_assets.orchestration.launch import register_dataset
+from mm_assets.orchestration.recorded_load import run_load
 from mm_assets.orchestration.runs import ATTEMPT_TAG, load_config, loaded_partitions
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.spec import DatasetSpec
@@ -343,7 +344,7 @@ def test_a_tick_that_finds_many_partitions_rolls_up_their_checks(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With more partitions than `grouped` checks serve, the sensor has the next definitions roll them up."""
-    monkeypatch.setattr("mm_assets.orchestration.checks._MOST_PARTITIONS", 1)
+    monkeypatch.setattr("mm_assets.orchestration.checks.MOST_PARTITIONS", 1)
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")))
     ticker = Ticker(instance, spec, "docs_shards")
     assert ticker.definitions.resolve_job_def("docs_check").partitions_def is not None

@@ -19,7 +19,8 @@ from click.testing import CliRunner
 import mm_assets
 from mm_assets.cli.main import main
 from mm_assets.errors import MmAssetsError, SourceError
-from mm_assets.orchestration.launch import open_instance, run_load
+from mm_assets.orchestration.launch import open_instance
+from mm_assets.orchestration.recorded_load import run_load
 from mm_assets.pipeline.chain import RAW_SHARDS
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.partition import stages

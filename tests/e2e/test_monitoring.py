@@ -19,7 +19,8 @@ from mm_assets.orchestration import recorder
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.event_log import RunEvents
 from mm_assets.orchestration.events import Event, Made
-from mm_assets.orchestration.launch import register_dataset, run_load
+from mm_assets.orchestration.launch import register_dataset
+from mm_assets.orchestration.recorded_load import run_load
 from mm_assets.orchestration.recorder import Recorder
 from mm_assets.orchestration.runs import PROCESS_TAG, live_runs
 from mm_assets.pipeline.load.processes import Processes

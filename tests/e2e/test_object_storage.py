@@ -25,7 +25,8 @@ import mm_assets
 from mm_assets.cli.main import main
 from mm_assets.cli.project import make_project
 from mm_assets.errors import ConfigError, SourceError
-from mm_assets.orchestration.launch import register_dataset, run_load
+from mm_assets.orchestration.launch import register_dataset
+from mm_assets.orchestration.recorded_load import run_load
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_STAGES, PUBLISHED, Stage
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.load.tasks import PartitionRun

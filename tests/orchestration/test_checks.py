@@ -8,11 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from mm_assets.checks.catalog import CATALOG, checks_of
-from mm_assets.checks.context import Outcome
+from mm_assets.checks.outcome import Outcome
 from mm_assets.cli.main import main
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.checks import check_specs, rules_of, settled_checks
-from mm_assets.orchestration.launch import open_instance, register_dataset, run_load
+from mm_assets.orchestration.launch import open_instance, register_dataset
+from mm_assets.orchestration.recorded_load import run_load
 from mm_assets.orchestration.report import check_results
 from mm_assets.pipeline.chain import CHAIN, RECORDED_STAGES
 from mm_assets.pipeline.load.processes import Processes
@@ -177,7 +178,7 @@ def test_a_change_to_rollup_keeps_what_was_recorded(
         register_dataset(instance, dataset)
         with Processes(1) as engine:
             assert run_load(spec, ["a"], engine=engine).ok
-            monkeypatch.setattr("mm_assets.orchestration.checks._MOST_PARTITIONS", 1)
+            monkeypatch.setattr("mm_assets.orchestration.checks.MOST_PARTITIONS", 1)
             assert run_load(spec, ["b"], engine=engine).ok
         storage = instance.event_log_storage
         grouped = [dg.AssetCheckKey(rows, name) for name in GROUPS["rows"]]
@@ -209,7 +210,7 @@ def test_commands_report_the_change_to_rollup_once(
     tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first `register` or `run` with many partitions says so on standard error, and a dry run decides nothing."""
-    monkeypatch.setattr("mm_assets.orchestration.checks._MOST_PARTITIONS", 1)
+    monkeypatch.setattr("mm_assets.orchestration.checks.MOST_PARTITIONS", 1)
     for key in "ab":
         make_shard(tmp_path / "in" / f"{key}.tar", CAPTIONS)
     given = ["--shards", str(tmp_path / "in"), "--root", str(tmp_path / "root")]

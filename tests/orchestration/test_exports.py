@@ -10,7 +10,8 @@ import dagster as dg
 import pytest
 
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import LoadResult, prepare_home, register_dataset, run_load
+from mm_assets.orchestration.launch import prepare_home, register_dataset
+from mm_assets.orchestration.recorded_load import LoadResult, run_load
 from mm_assets.orchestration.report import export_result
 from mm_assets.pipeline.load.tasks import PartitionRun
 from mm_assets.pipeline.spec import DatasetSpec

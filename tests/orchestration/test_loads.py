@@ -26,11 +26,12 @@ from mm_assets.orchestration import recorder
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.event_log import RunEvents
 from mm_assets.orchestration.events import Made
-from mm_assets.orchestration.launch import LoadResult, prepare_home, run_load, sync
-from mm_assets.orchestration.load import declared_in
+from mm_assets.orchestration.launch import prepare_home, sync
 from mm_assets.orchestration.partitions import shard_partitions
+from mm_assets.orchestration.recorded_load import LoadResult, run_load
 from mm_assets.orchestration.runs import LOAD_TAG, PROCESS_TAG, failed_runs, load_config
 from mm_assets.pipeline.chain import CHAIN, MANIFEST
+from mm_assets.pipeline.dagster_home import declared_in
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.load.tasks import PartitionRun, load_partitions
 from mm_assets.pipeline.spec import DatasetSpec
@@ -76,7 +77,7 @@ def complete(spec: DatasetSpec) -> Counter[tuple[str, str]]:
 
 def test_a_load_is_one_run_that_dagster_lists_under_its_job(spec: DatasetSpec) -> None:
     """The run succeeds, has every event once, and names the code location of the dataset; nothing is stale after it."""
-    declared_in(spec, "definitions")
+    declared_in(spec.where, spec.name, "definitions")
     assert load(spec).ok
     with dg.DagsterInstance.get() as instance:
         (run,) = instance.get_runs(

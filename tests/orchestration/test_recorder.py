@@ -339,6 +339,18 @@ def test_an_interrupted_load_cancels_its_run(dataset: DatasetStore) -> None:
     database.expect_complete(sorted(DatasetState(dataset).partitions.keys() - DatasetState(dataset).pending))
 
 
+def test_an_interruption_does_not_wait_for_dagster(dataset: DatasetStore) -> None:
+    """A load that is interrupted while Dagster is imported ends at once, and begins no run afterwards."""
+    database, imported = Database(spec=dataset.spec), threading.Event()
+    recording = recorder(dataset, database, running=KEYS, prepare=imported.wait)
+    with pytest.raises(KeyboardInterrupt), recording:
+        raise KeyboardInterrupt
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "recorder"]
+    imported.set()
+    thread.join()
+    assert database.runs == []
+
+
 def broken(dataset: DatasetStore) -> Path:
     """Damages a shard, and registers it."""
     folder = Path(dataset.store.url_of("")).parent.parent / "in"

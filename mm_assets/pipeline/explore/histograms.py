@@ -14,15 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
-
-from mm_assets.errors import ConfigError, SourceError, first_line
+from mm_assets.errors import ConfigError, LazyModule, SourceError, first_line
 from mm_assets.pipeline.chain import DROPPED, FILTERED_ROWS
 from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.rows.schema import FILE_COLUMN, RESERVED_COLUMNS
 from mm_assets.rows.sql import parquet_relation, sql_name, sql_text
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+else:
+    pq = LazyModule("pyarrow.parquet")
 
 __all__ = ["Bin", "Histogram", "Kept", "Limit", "Score", "histogram", "kept_by", "scores"]
 

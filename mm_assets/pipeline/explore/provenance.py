@@ -10,13 +10,12 @@ import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from mm_assets.errors import MmAssetsError, SourceError, first_line
+from mm_assets.errors import LazyModule, MmAssetsError, SourceError, first_line
 from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS
 from mm_assets.pipeline.state.losses import LOCATOR_COLUMNS, Locator, Selection, losses
 from mm_assets.pipeline.state.records import Partition
@@ -28,6 +27,11 @@ from mm_assets.rows.source_ref import build_source_ref
 from mm_assets.rows.sql import parquet_relation
 from mm_assets.sources.compressed import is_compressed
 from mm_assets.storage.files import SourceFile
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+else:
+    pq = LazyModule("pyarrow.parquet")
 
 __all__ = [
     "RowOrigin",

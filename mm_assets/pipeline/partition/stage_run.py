@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.checks.alignment import misaligned
-from mm_assets.checks.context import CheckContext, Filtering, LossLimit, Outcome, TableFile
+from mm_assets.checks.context import CheckContext, Filtering, LossLimit, TableFile
+from mm_assets.checks.outcome import Outcome
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
 from mm_assets.dataset.manifest import file_path

@@ -14,14 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from mm_assets.dataset.manifest import FILE_DIGITS, file_path
-from mm_assets.errors import SourceError, first_line, temporary_disk_named
+from mm_assets.errors import LazyModule, SourceError, first_line, temporary_disk_named
 from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.rows.parquet import open_table, read_batches
@@ -29,7 +27,14 @@ from mm_assets.rows.schema import FILE_COLUMN
 from mm_assets.rows.sql import parquet_relation, partition_of, sql_text
 from mm_assets.summaries import counted
 
-__all__ = ["duplicate_ids", "duplicates_said"]
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+else:
+    pc = LazyModule("pyarrow.compute")
+    pq = LazyModule("pyarrow.parquet")
+
+__all__ = ["duplicate_ids", "format_duplicates"]
 
 _TABLE = FILTERED_ROWS.tables[0].name
 _MEMORY = "256MiB"  # beyond that DuckDB spills to a scratch folder
@@ -220,7 +225,7 @@ def _keep(dataset: DatasetStore, connection: Any, name: str, relation: str, tabl
         )
 
 
-def duplicates_said(found: dict[str, Any]) -> str:
+def format_duplicates(found: dict[str, Any]) -> str:
     """What `duplicate_ids` found, in a sentence; empty where there are none."""
     if not found["count"]:
         return ""

@@ -19,7 +19,7 @@ from mm_assets.errors import ChangedError, SchemaMismatchError
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_FOLDER, TABLES
 from mm_assets.pipeline.state.added_streams import NewStream, carried_over, with_streams
 from mm_assets.pipeline.state.clean import CleanNote
-from mm_assets.pipeline.state.duplicate_ids import duplicate_ids
+from mm_assets.pipeline.state.duplicate_ids import duplicate_ids, format_duplicates
 from mm_assets.pipeline.state.folder import MAX_UNNAMED_SECONDS, DatasetStore, seconds_passed, until_unchanged
 from mm_assets.pipeline.state.losses import sum_losses
 from mm_assets.pipeline.state.records import Attempt, canonical_json, digest_fault, size_fault
@@ -27,7 +27,7 @@ from mm_assets.pipeline.state.sql_views import catalog_text
 from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.storage.store import ListedFile, Store
 
-__all__ = ["ManifestReport", "build_manifest", "current_manifest", "verify_tables"]
+__all__ = ["ManifestReport", "build_manifest", "current_manifest", "manifest_warnings", "verify_tables"]
 
 _DIGESTS = 4  # of tables at a time
 _WITHDRAWALS = 16  # of records at a time: each waits for the storage most of its time
@@ -179,6 +179,13 @@ def current_manifest(state: DatasetState) -> ManifestReport | None:
         left_out={key: state.fault(key) or "" for key in sorted(state.pending)},
         missing_streams=carried_over(state, state.listed).missing,
     )
+
+
+def manifest_warnings(report: ManifestReport | None) -> tuple[str, ...]:
+    """Returns the violations that the check of a manifest found, one line each."""
+    duplicates = None if report is None else report.manifest.get("duplicate_ids")
+    said = format_duplicates(duplicates) if duplicates else ""
+    return (f"manifest: check unique_ids: {said}",) if said else ()
 
 
 def verify_tables(store: Store, manifest: Mapping[str, Any]) -> tuple[int, list[str]]:

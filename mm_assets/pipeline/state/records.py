@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from mm_assets.checks.context import Outcome
+from mm_assets.checks.outcome import Outcome
 from mm_assets.dataset.manifest import FILE_DIGITS, ManifestPartition, check_partition, file_path
 from mm_assets.errors import CorruptError, MmAssetsError, SchemaMismatchError, SourceError
 from mm_assets.pipeline.chain import CHAIN, RECORDED_STAGES, Stage

@@ -40,6 +40,7 @@ from mm_assets.storage.urls import (
 from mm_assets.summaries import counted
 
 __all__ = [
+    "MOST_PARTITIONS",
     "Grouped",
     "ListedPartitions",
     "Registration",
@@ -52,8 +53,10 @@ __all__ = [
     "refusal",
     "register",
     "registration_fault",
+    "slow_pages",
 ]
 
+MOST_PARTITIONS = 2000  # beyond it Dagster's pages are slow; docs/pipeline.md has the figures
 _CHUNK = 4 << 20  # bytes of a shard that are hashed at a time
 MAX_KEY = 200  # bytes: a file name has 255 at most, and ours add a digest, an extension and dots
 
@@ -512,3 +515,13 @@ class _Recognition:
             attempt = self._dataset.attempt(key)
             if attempt is not None:
                 yield attempt.stages
+
+
+def slow_pages(spec: DatasetSpec, num_partitions: int) -> str | None:
+    """A warning for a dataset with too many partitions for checks that have them; None for others."""
+    if spec.checks in ("auto", "rollup") or num_partitions <= MOST_PARTITIONS:
+        return None
+    return (
+        f"{num_partitions:,} partitions make Dagster's pages slow: each request works out the state of the checks of "
+        f"every partition, with a query of its database for each. Above {MOST_PARTITIONS:,} leave `checks` out"
+    )

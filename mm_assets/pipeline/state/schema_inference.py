@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from mm_assets.errors import ConfigError, CredentialsError, SourceError, install_command
+from mm_assets.errors import ConfigError, CredentialsError, LazyModule, SourceError, install_command
 from mm_assets.media.pdf import can_read_pdf
 from mm_assets.packing.kinds import Kind, RowCount, SampleKind, group_name, shown_role
 from mm_assets.packing.plan import NUMBERED, PackPlan
@@ -30,6 +29,11 @@ from mm_assets.sources.member import is_numbered
 from mm_assets.sources.parquet import ParquetSource
 from mm_assets.storage.read_ahead import HeldFile
 from mm_assets.summaries import counted
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = LazyModule("pyarrow.compute")
 
 __all__ = ["Decision", "decide_layout"]
 

@@ -15,10 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mm_assets.dataset.manifest import file_path
-from mm_assets.orchestration.launch import open_instance, run_load
+from mm_assets.orchestration.launch import open_instance
+from mm_assets.orchestration.recorded_load import run_load
 from mm_assets.pipeline.load.processes import Processes
 from mm_assets.pipeline.state import manifests
-from mm_assets.pipeline.state.duplicate_ids import duplicate_ids, duplicates_said
+from mm_assets.pipeline.state.duplicate_ids import duplicate_ids, format_duplicates
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import DatasetState
@@ -51,7 +52,7 @@ def test_partitions_without_common_ids_say_nothing(dataset: DatasetStore) -> Non
     """One partition, or none, has nothing in common with another."""
     files = {key: entry.tables["filtered_rows"] for key, entry in DatasetState(dataset).listed.items()}
     for keys in ([], ["b"]):
-        assert duplicates_said(duplicate_ids(dataset, {key: files[key] for key in keys})) == ""
+        assert format_duplicates(duplicate_ids(dataset, {key: files[key] for key in keys})) == ""
     assert duplicate_ids(dataset, {key: files[key] for key in ("a.0", "b")})["examples"] == [
         {"sample_id": "x", "num_partitions": 2, "partitions": ["a.0", "b"]}
     ]
@@ -77,7 +78,7 @@ def test_ids_in_several_partitions_are_counted_with_examples(dataset: DatasetSto
     assert found["examples"] == [
         {"sample_id": f"s{n}", "num_partitions": 2, "partitions": ["a.0", "c"]} for n in range(5)
     ]
-    assert duplicates_said(found).startswith("8 sample ids in several partitions, 's0' in 2, a.0 and c among them")
+    assert format_duplicates(found).startswith("8 sample ids in several partitions, 's0' in 2, a.0 and c among them")
     assert manifests.build_manifest(dataset).digest == report.digest
     dataset.store.delete(record_name(dataset, "b"))
     report = manifests.build_manifest(dataset)
