@@ -51,7 +51,9 @@ def place_of(target: Path) -> str:
 def on_files(files: Files, config: Any) -> Files:
     """Add what pages link to outside of docs/, and what those pages link to."""
     waiting = [Path(page.abs_src_path or "") for page in files.documentation_pages()]
-    waiting += [REPOSITORY / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]  # in the nav
+    waiting += [
+        REPOSITORY / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/README.md")
+    ]  # in the nav
     added = set(FRONT_DOORS)
     while waiting:
         page = waiting.pop()

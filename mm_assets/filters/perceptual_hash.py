@@ -1,7 +1,7 @@
 """Perceptual hash of an image: 64 bits that stay nearly the same when it is re-encoded or resized.
 
-The bits say which of the lowest frequencies of a small copy of the image are above their median (docs/filters.md). All
-arithmetic after decoding is exact, so for given pixels the hash is the same on every machine.
+The bits say which of the lowest frequencies of a small copy of the image are above their median (docs/spec/filters.md).
+All arithmetic after decoding is exact, so for given pixels the hash is the same on every machine.
 """
 
 from __future__ import annotations

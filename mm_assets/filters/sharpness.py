@@ -1,6 +1,6 @@
 """Sharpness of an image: the variance of its Laplacian at a reduced scale.
 
-For given pixels the score is reproducible to the last bit. These functions follow docs/filters.md step by step:
+For given pixels the score is reproducible to the last bit. These functions follow docs/spec/filters.md step by step:
 reduction, 8-bit luma, 3 x 3 Laplacian, exact variance. Images are decoded as the reader of a packed file decodes them.
 """
 

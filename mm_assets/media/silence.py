@@ -1,7 +1,7 @@
 """How much of an audio file is silence: its share, and the silence at both ends.
 
 Audio is divided into windows of equal length, except for the last. A window is silent if the level of every channel is
-below a threshold (docs/filters.md). Audio is decoded in blocks, so that memory does not grow with its length.
+below a threshold (docs/spec/filters.md). Audio is decoded in blocks, so that memory does not grow with its length.
 """
 
 from __future__ import annotations

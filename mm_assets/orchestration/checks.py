@@ -35,7 +35,7 @@ _MANIFEST_RULE = "No two partitions have a sample id in common."
 
 
 def rules_of(spec: DatasetSpec, asset: str) -> Mapping[str, tuple[Check, ...]]:
-    """By the name of each check that Dagster shows of an asset, the rules that it stands for; docs/pipeline.md."""
+    """By the name of each check that Dagster shows of an asset, the rules that it stands for; docs/spec/pipeline.md."""
     rules = checks_of(asset)
     if spec.checks == "rollup":
         return {ROLLUP: rules}

@@ -64,7 +64,7 @@ REASONS: Mapping[str, str] = {
     "speech": "text and audio without roles, and every sample has one audio",
     "generic": "no other preset has a place for every row",
 }
-"""Why samples get a preset that is not declared (docs/packing.md, "Without `pack`")."""
+"""Why samples get a preset that is not declared (docs/spec/packing.md, "Without `pack`")."""
 
 
 @dataclass(slots=True)

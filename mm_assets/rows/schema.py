@@ -69,7 +69,7 @@ _COLUMNS: tuple[tuple[pa.Field, str], ...] = (
 )
 
 MULTIMODAL_SCHEMA: pa.Schema = pa.schema([field for field, _ in _COLUMNS])
-"""The first columns of every row table, in order (docs/pipeline.md, "Row schema"); each name is reserved."""
+"""The first columns of every row table, in order (docs/spec/pipeline.md, "Row schema"); each name is reserved."""
 
 _FILE = pa.struct(
     [
@@ -102,7 +102,7 @@ RESERVED_COLUMNS: frozenset[str] = frozenset((*MULTIMODAL_SCHEMA.names, *SOURCE_
 SIZE_COLUMN, CHECKSUM_COLUMN = "binary_content_size", "binary_content_crc32c"
 FILE_COLUMN = "mm_assets_file"
 QUERY_COLUMNS: frozenset[str] = frozenset({"partition", FILE_COLUMN, "file_row_number", SIZE_COLUMN, CHECKSUM_COLUMN})
-"""The columns that the tables of a stage, or queries over them, add to a row table (docs/pipeline.md, "Row schema")."""
+"""Columns that the tables of a stage, or queries over them, add to a row table (docs/spec/pipeline.md, Row schema)."""
 
 ROW_IDENTITY = ("sample_id", "position", "modality")
 """The columns that tell the rows of a row table apart."""

@@ -13,7 +13,7 @@ def _no_project_of_another_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
     for name, module in [*sys.modules.items()]:
-        own = vars(module)  # some modules have any attribute that is asked for
+        own = getattr(module, "__dict__", {})  # some modules have any attribute that is asked for; some are None
         places = [own.get("__file__") or "", *own.get("__path__", ())]
         if any(str(place).startswith(f"{tmp_path}/") for place in places):
             del sys.modules[name]

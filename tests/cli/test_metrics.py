@@ -32,7 +32,7 @@ pytest.importorskip("prometheus_client", reason="the metrics extra is not instal
 from prometheus_client.parser import text_string_to_metric_families
 
 REPO = Path(__file__).resolve().parents[2]
-PAGE = (REPO / "docs" / "running.md").read_text(encoding="utf-8")
+PAGE = (REPO / "docs" / "spec" / "running.md").read_text(encoding="utf-8")
 
 
 def numbers(text: str) -> dict[str, float]:
@@ -196,7 +196,7 @@ def test_alerts_name_metrics_and_labels_that_exist(tmp_path: Path) -> None:
 
 
 def test_the_page_lists_every_metric(tmp_path: Path) -> None:
-    """The table of docs/running.md has each metric with its labels, by the name that Prometheus stores."""
+    """The table of docs/spec/running.md has each metric with its labels, by the name that Prometheus stores."""
     listed = dict(re.findall(r"^\| `(mm_assets_\w+)` \|([^|]*)\|", PAGE, flags=re.MULTILINE))
     found = {}
     for name, family in exported(tmp_path).items():

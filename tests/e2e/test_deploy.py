@@ -354,7 +354,7 @@ def test_every_image_has_the_tag_of_the_release() -> None:
     assert [image for image, tag in tags.items() if tag in ("", "latest")] == []
     ours = {tag for image, tag in tags.items() if "mm-assets" in image}
     assert ours == {"${MM_ASSETS_TAG}", "${MM_ASSETS_TAG:-local}"}
-    page = (REPO / "docs" / "many-machines.md").read_text()
+    page = (REPO / "docs" / "spec" / "many-machines.md").read_text()
     for name in ("indexed-job.yaml", "pgbouncer.yaml", "raycluster.yaml", "helm-values.yaml"):
         assert f"deploy/{name}" in re.findall(r"envsubst '\$MM_ASSETS_TAG' < (\S+)", page + text(name)), name
 
@@ -400,11 +400,11 @@ def test_s3_accepts_the_rule_for_unfinished_uploads() -> None:
 
 
 def test_the_page_links_every_file() -> None:
-    """docs/many-machines.md links each file of the folder."""
-    page = (REPO / "docs" / "many-machines.md").read_text()
+    """docs/spec/many-machines.md links each file of the folder."""
+    page = (REPO / "docs" / "spec" / "many-machines.md").read_text()
     names = [path.name for path in DEPLOY.iterdir() if path.is_file()]
     assert len(names) >= 10
-    assert [name for name in names if f"(../deploy/{name})" not in page] == []
+    assert [name for name in names if f"(../../deploy/{name})" not in page] == []
 
 
 # -- Dagster

@@ -56,13 +56,13 @@ def test_forms_and_receipts_round_trip_exactly(shared_data, tmp_path):
 
 def test_the_example_of_training_runs(tmp_path, monkeypatch):
     """The Python example of the page opens a packed file and finds what its comments say."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "layouts.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "spec" / "layouts.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     with mm_assets.create("docai.mstr", {"document": DocumentField()}, fsync=False) as writer:
         writer.write("a", {"document": Document([PIXELS], LAYOUT)})
     space: dict[str, Any] = {}
-    exec(compile(example, "docs/layouts.md", "exec"), space)
+    exec(compile(example, "docs/spec/layouts.md", "exec"), space)
     assert space["image"].shape == (12, 17, 3)
     assert space["words"] == WORDS.texts
     assert space["boxes"].tolist() == [[0, 0, 294, 250], [294, 0, 294, 0], [352, 166, 1000, 1000]]

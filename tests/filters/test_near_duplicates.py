@@ -51,7 +51,7 @@ def _judge(tables: Iterable[pa.Table], **config: object) -> list[tuple[str, int,
 
 
 def _hash_by_definition(luma: np.ndarray) -> int | None:
-    """The steps of docs/filters.md in plain Python integers and loops."""
+    """The steps of docs/spec/filters.md in plain Python integers and loops."""
     copies = [-(-32 // side) if side < 32 else 1 for side in luma.shape]
     pixels = np.kron(luma.astype(int), np.ones(copies, int)).tolist()
     height, width = len(pixels), len(pixels[0])

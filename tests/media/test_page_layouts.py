@@ -13,7 +13,7 @@ from mm_assets.errors import ConfigError, EncodeError
 from mm_assets.media.page_layouts import LAYOUTS, LayoutMap, detect_layout, read_layout
 from mm_assets.media.text_boxes import PageLayout, TextBoxes
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "layouts.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spec" / "layouts.md").read_text(encoding="utf-8")
 
 FORM = {
     "form": [

@@ -1,4 +1,4 @@
-"""docs/packing.md, files.md, pipeline.md and sources.md agree with the code and with the files that it makes."""
+"""docs/sources.md and pages of docs/spec agree with the code and with the files that it makes."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"
 PACKING, FILES, PIPELINE, SOURCES, FORMAT = (
     (DOCS / f"{name}.md").read_text(encoding="utf-8")
-    for name in ("packing", "spec/files", "pipeline", "sources", "spec/format")
+    for name in ("spec/packing", "spec/files", "spec/pipeline", "sources", "spec/format")
 )
 
 
@@ -104,17 +104,17 @@ def captions(tmp_path_factory: pytest.TempPathFactory, demo_shards: Path) -> Ite
         yield root / "captions"
 
 
-# -- packing.md
+# -- spec/packing.md
 
 
 def test_the_complete_pack_example_is_allowed() -> None:
-    """The YAML of docs/packing.md passes the check of declarations and gives the packed modalities it names."""
+    """The YAML of docs/spec/packing.md passes the check of declarations and gives the packed modalities it names."""
     example, columns, composites = blocks(PACKING, "yaml")
-    check_pack_config(yaml.safe_load(columns)["pack"], where="docs/packing.md")
-    check_pack_config(yaml.safe_load(composites)["pack"], where="docs/packing.md")
-    spec = DatasetSpec.from_config(yaml.safe_load(example), where="docs/packing.md")
-    check_pack_config(spec.pack, where="docs/packing.md")
-    plan = choose_plan([], pack=spec.pack, where="docs/packing.md")
+    check_pack_config(yaml.safe_load(columns)["pack"], where="docs/spec/packing.md")
+    check_pack_config(yaml.safe_load(composites)["pack"], where="docs/spec/packing.md")
+    spec = DatasetSpec.from_config(yaml.safe_load(example), where="docs/spec/packing.md")
+    check_pack_config(spec.pack, where="docs/spec/packing.md")
+    plan = choose_plan([], pack=spec.pack, where="docs/spec/packing.md")
     fields = plan.fields()
     assert list(fields) == ["camera", "state", "reward", "views", "others", "index", "info"]
     assert isinstance(fields["views"], SequenceField)
@@ -151,7 +151,7 @@ def test_keys_and_takes_of_pack_are_as_documented() -> None:
 
 
 def test_limits_of_packing_are_as_documented() -> None:
-    """The numbers of docs/packing.md are those of the code."""
+    """The numbers of docs/spec/packing.md are those of the code."""
     assert f"{MAX_SAMPLE_BYTES:,} bytes" in PACKING
     assert f"At most {MAX_GROUPS} groups" in PACKING
 
@@ -192,7 +192,7 @@ def test_a_kept_error_is_dropped_as_not_materialized(tmp_path: Path) -> None:
 
 
 def test_the_source_digest_is_as_documented(tmp_path: Path, demo_shards: Path) -> None:
-    """The digest made from the filtered rows by the words of docs/packing.md is that in both packed files."""
+    """The digest made from the filtered rows by the words of docs/spec/packing.md is that in both packed files."""
     dataset = make(tmp_path, "docs", demo_shards / "docs-00001.tar")
     lines = []
     (table,) = mm_assets.tables(dataset.store.url, "filtered_rows")
@@ -398,7 +398,7 @@ def test_a_reader_of_other_making_gets_from_the_manifest_to_payloads(captions: P
     assert mult[2] == mstr[2]
 
 
-# -- pipeline.md and format.md
+# -- spec/pipeline.md and spec/format.md
 
 
 def test_the_table_of_extensions_is_that_of_the_code() -> None:

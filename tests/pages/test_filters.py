@@ -10,7 +10,7 @@ from mm_assets.filters.sharpness import MAX_PIXELS
 from mm_assets.media.silence import MAX_SAMPLES
 from mm_assets.rows.schema import DatasetSchema
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "filters.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "spec" / "filters.md"
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ import pytest
 import yaml
 from PIL import Image
 
+from mm_assets.fields import FIELD_NAMES, FIELD_TYPES
+
 from ..e2e.databases import open_databases
 from ..s3_server import serve
 from .blocks import Reader
@@ -71,6 +73,7 @@ def follow(tmp_path: Path, demo_shards: Path, home: Path, monkeypatch: pytest.Mo
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name, raising=False)
         before = contents(folder)
+        builtin = {*FIELD_NAMES, *FIELD_TYPES}
         reader = Reader(DOCS / page, monkeypatch, before_cleanup=before_cleanup)
         reader.follow()
         reader.space.clear()  # datasets and connections that a page leaves open
@@ -79,6 +82,9 @@ def follow(tmp_path: Path, demo_shards: Path, home: Path, monkeypatch: pytest.Mo
         for name, module in list(sys.modules.items()):
             if (getattr(module, "__file__", None) or "").startswith(str(folder)):
                 del sys.modules[name]
+        for registry in (FIELD_NAMES, FIELD_TYPES):
+            for key in registry.keys() - builtin:
+                del registry[key]
 
     yield followed
     forget_clients()
@@ -157,11 +163,20 @@ def test_s3_credentials(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "page", ["retries.md", "change-filters.md", "why-dropped.md", "disk-space.md", "backups.md", "troubleshooting.md"]
-)
+    "page",
+    [
+        "retries.md", "change-filters.md", "why-dropped.md", "disk-space.md", "backups.md",
+        "own-field.md", "exclude.md", "rename-move-delete.md", "costs.md", "upgrade.md",
+    ],
+)  # fmt: skip
 def test_how_tos(page: str, follow: Follow) -> None:
     """Each block runs, with the messages and numbers that are printed."""
     follow(f"how-to/{page}")
+
+
+def test_messages(follow: Follow) -> None:
+    """Commands and code of the page raise the messages that it explains."""
+    follow("spec/messages.md")
 
 
 def test_your_own_project(follow: Follow) -> None:
@@ -187,7 +202,7 @@ def menu() -> list[str]:
 def test_pages_follow_each_other(follow: Follow, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All pages run in one folder, in the order of the menu and then in reverse: none is in the way of another."""
     pages = menu()
-    assert len(pages) == 19
+    assert len(pages) == 23
     for page in (*pages, *reversed(pages)):
         if page in ("tutorials/own-bucket.md", "how-to/s3-credentials.md"):
             monkeypatch.setenv("AWS_ENDPOINT_URL", bucket)

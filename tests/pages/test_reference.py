@@ -97,9 +97,8 @@ PAGES = {
     ),
     "extending.md": ApiPage(
         title="Python: your own filters, fields and sources",
-        about="What a class of your own derives from, and the tests that it should pass. [Filters]"
-        "(../filters.md#your-own), [fields](../spec/fields.md#your-own) and [sources](../sources.md#your-own-source) "
-        "have examples.",
+        about="What a class of your own derives from, and the tests that it should pass. Examples of [filters]"
+        "(../filters.md#your-own), [fields](../how-to/own-field.md) and [sources](../spec/sources.md#your-own-source).",
         names={
             "mm_assets.filters": ("Filter", "MeasuredRowFilter", "Annotator", "Block", "Drop"),
             "mm_assets.fields": ("Field", "Encoded", "register_field"),

@@ -81,7 +81,7 @@ def test_every_example_is_allowed(name: str) -> None:
 def test_engines_on_other_pages_are_settings_of_a_dataset() -> None:
     """The engines that the page and the values declare are settings of a dataset."""
     repository = PAGE.parents[1]
-    names = ("docs/many-machines.md", "deploy/dagster.yaml", "deploy/helm-values.yaml")
+    names = ("docs/many-machines.md", "docs/spec/many-machines.md", "deploy/dagster.yaml", "deploy/helm-values.yaml")
     page = "".join((repository / name).read_text(encoding="utf-8") for name in names)
     declared = re.findall(r"engine: (\{.*?\})", page)
     assert len(declared) >= 3

@@ -1,6 +1,6 @@
-"""docs/how-to/troubleshooting.md quotes messages as they are: each heading is in the code, or is raised here.
+"""docs/spec/messages.md quotes messages as they are: each heading is in the code, or is raised here.
 
-`test_guides.py` runs the blocks of the page.
+`test_guides.py` runs the blocks of the page. docs/how-to/troubleshooting.md has the frequent ones of its messages.
 """
 
 import ast
@@ -21,7 +21,8 @@ from mm_assets.errors import SourceError
 from mm_assets.storage.urls import storage_errors
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = (REPOSITORY / "docs" / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "spec" / "messages.md").read_text(encoding="utf-8")
+FREQUENT = (REPOSITORY / "docs" / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### ([^\n]+)\n(.*?)(?=^##|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 
 DAGSTER = {
@@ -118,6 +119,13 @@ def test_each_message_is_what_is_said(heading: str) -> None:
         sources = [lambda: dagster_texts(DAGSTER[heading])]
     if message != "database is locked":
         assert any(says(source(), message) for source in sources), heading
+
+
+def test_frequent_messages_are_among_all() -> None:
+    """Each heading of the page of frequent messages is one of the page of all messages."""
+    headings = re.findall(r"^### ([^\n]+)$", FREQUENT, flags=re.MULTILINE)
+    assert len(headings) > 20
+    assert [heading for heading in headings if heading not in SECTIONS] == []
 
 
 def test_a_locked_database(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A source of a user's own, in one file outside the package: the ar archives of docs/sources.md."""
+"""A source of a user's own, in one file outside the package: the ar archives of docs/spec/sources.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mm_assets.sources import Source
 
 from ..pipeline.chain import at_work, table_name
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "sources.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "spec" / "sources.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 CODE = BLOCKS[0]
 namespace: dict[str, Any] = {}
