@@ -15,6 +15,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -176,7 +177,7 @@ class OriginRelations:
     @cached_property
     def _rejected(self) -> Set[tuple[str, str | None]]:
         """Shard and member of every reject."""
-        return set(row_tuples(self._tables.parquet(self._context.own_tables[1]).read(["shard", "member"])))
+        return set(row_tuples(self._tables.read(self._context.own_tables[1], ["shard", "member"])))
 
     def _fault(self, read: Read | None, *, is_json: bool) -> str | None:
         if isinstance(read, BadTextError):
@@ -302,7 +303,7 @@ class OriginRelations:
 
     # -- user columns
 
-    def _digest_of(self, fitting: Mapping[str, object]) -> bytes | None:
+    def _digest_of(self, fitting: Mapping[str, object]) -> int | None:
         """The digest of the user columns of a row, by name those that JSON fills."""
         return values_digest(tuple(fitting.get(name) for name in self._names))
 
@@ -319,9 +320,11 @@ class OriginRelations:
 
     def listed_digests(self) -> pa.Table:
         """The digests of the rows that a list of files gave."""
-        if self._first_listed == self._tables.parquet(self._rows).metadata.num_rows:
-            return schema_of("ordinal", "row_digest").empty_table()
-        return self._tables.derived("digests", self._rows).slice(self._first_listed)
+        first, num_rows = self._first_listed, self._tables.parquet(self._rows).metadata.num_rows
+        if first == num_rows:
+            return _LISTED.empty_table()
+        digests = self._tables.derived("digests", self._rows).slice(first)
+        return pa.table([np.arange(first, num_rows), *digests.columns], _LISTED)
 
     def listed_rejects(self) -> pa.Table:
         """The rejects that they give."""
@@ -336,8 +339,8 @@ class OriginRelations:
         return max(num_rows - len(self._listed[0]), 0)
 
     @cached_property
-    def _listed(self) -> tuple[Sequence[bytes | None], pa.Table]:
-        digests: list[bytes | None] = []
+    def _listed(self) -> tuple[Sequence[int | None], pa.Table]:
+        digests: list[int | None] = []
         rejects: list[pa.Table] = []
         for source in self._context.listings:
             stream: RowStream = source.rows(
@@ -367,7 +370,7 @@ class OriginRelations:
         return filter_mismatches(self._context, self._tables)
 
 
-def _page_rows(layout: str | None, form: str) -> Iterator[tuple[str | None, int | None, str | None, bytes | None]]:
+def _page_rows(layout: str | None, form: str) -> Iterator[tuple[str | None, int | None, str | None, int | None]]:
     """The rows of a PDF: row modality, page, content type and the digest of their text; nulls for one without pages."""
     if layout is None:
         yield None, None, None, None
@@ -396,7 +399,7 @@ def _per_item(values: object, num_places: int, num_entries: int) -> tuple[Sequen
     return values, len(values) != num_places and len(values) == num_entries
 
 
-def _text_digest(read: Read | None, *, is_json: bool) -> bytes | None:
+def _text_digest(read: Read | None, *, is_json: bool) -> int | None:
     if not isinstance(read, Decoded):
         return None
     return digest_of((repair_json(read.text).text if is_json else read.text).encode())

@@ -32,7 +32,7 @@ from mm_assets.checks.reencoding import (
     measure_payload,
     samples_with,
 )
-from mm_assets.checks.relations import TableBuilder, TableRelations, schema_of, table_of
+from mm_assets.checks.relations import BATCH_BYTES, TableBuilder, TableRelations, schema_of, table_of
 from mm_assets.errors import BadMagicError, FormatError, SourceError, temporary_disk_named
 from mm_assets.fields import Field, Item, complete_config
 from mm_assets.formats import ModalitySpec, Payload, crc32c, open_reader
@@ -48,13 +48,13 @@ __all__ = ["ExpectedRows", "PackedFiles", "PackedRelations"]
 MAX_ENCODED_BYTES = 1 << 20  # of the payloads of a re-encoding modality that are all encoded again
 
 _ITEMS = schema_of("sample_id", "modality", "kind", "part", "position", "size", "crc32c", "exact")
-_PAYLOADS = schema_of("format", "ordinal", "sample_id", "modality", "size", "crc32c")
+_PAYLOADS = schema_of("ordinal", "sample_id", "modality", "size", "crc32c")
 _ENCODED = schema_of("sample_id", "modality", "size", "crc32c")
 _PRESENCE = schema_of("sample_id", "modality")
 _MISMATCHES = schema_of("sample_id", "modality", "part", "position", "detail")
 _LISTING = schema_of("sample_id", "place", "position", "modality", "content_type", "packed_in")
 _LISTED = {"position": int, "modality": str, "content_type": str, "in": str}  # the keys of an entry
-_SPECS = schema_of("ordinal", "modality", "kind", "field", "type_id", "metadata_size", "config")
+_SPECS = schema_of("ordinal", "modality", "field", "type_id", "metadata_size", "config")
 
 _KINDS = {
     "one": "content",
@@ -94,7 +94,7 @@ class ExpectedRows:
         names, sample_id = self._placer.names, rows.sample_id[placement.start]
         self.encoded.extend((sample_id, name, *measure_payload(payload)) for name, payload in (payloads or {}).items())
         self.items.extend(_expected_of(rows, placement, self._placer))
-        self.presence.extend((sample_id, names[taker]) for taker in (*placement.present, *self._listed))
+        self.presence.extend((sample_id, names[taker]) for taker in sorted((*placement.present, *self._listed)))
         for taker in self._composites:
             if taker in placement.values:
                 filled = frozenset(item.part for item in placement.items.get(taker, ()))
@@ -149,6 +149,7 @@ class PackedFiles:
         self._readers: dict[str, Reader | None] = {}
         self._damage: dict[str, list[_Damage]] = {}
         self._contents: dict[str, _Contents] = {}
+        self._payloads: dict[str, pa.Table] = {}
         self.ids: dict[str, list[str]] = {form: [] for form in context.packed}
 
     def __enter__(self) -> PackedFiles:
@@ -176,6 +177,7 @@ class PackedFiles:
                 reader = open_reader(source)
                 if reader.format.lower() != form:
                     raise BadMagicError(source.name, "is another format", found=reader.format, expected=form.upper())
+                reader.block_bytes = BATCH_BYTES
                 self.ids[form] = list(reader.sample_ids)
                 self._readers[form] = reader
             except FormatError as error:
@@ -206,10 +208,7 @@ class PackedFiles:
         modalities = [reader.modalities for reader in map(self.reader, forms) if reader is not None]
         if len(modalities) < len(forms) or modalities[0] != modalities[1] or any(map(self.damage, forms)):
             return False
-        a, b = (pc.filter(self.payloads, pc.equal(self.payloads["format"], form)) for form in forms)
-        by = [(name, "ascending") for name in ("ordinal", "modality")]
-        a, b = (table.drop_columns(["format"]).sort_by(by) for table in (a, b))
-        return bool(a.equals(b))
+        return bool(self.payloads(forms[0]).equals(self.payloads(forms[1])))
 
     def _source(self, form: str) -> RemoteFile:
         store = self._context.store
@@ -225,20 +224,20 @@ class PackedFiles:
                 shutil.copyfileobj(source.stream(), target, 4 << 20)
         return RemoteFile(str(copy))
 
-    @cached_property
-    def payloads(self) -> pa.Table:
-        """Size and checksum of every payload of all formats, as they state them, and modality "" for each sample."""
-        found = TableBuilder(_PAYLOADS)
-        for form in sorted(self._context.packed):
-            reader, ids = self.reader(form), np.array(self.ids[form], object)
-            if reader is None:
-                continue
-            found.extend_columns(form, np.arange(len(ids)), ids, "", 0, 0)
-            for name in reader.names:
-                with suppress(FormatError):  # `intact` reports it
-                    sizes, sums, present = reader.sizes(name), reader.checksums(name), samples_with(reader, name)
-                    found.extend_columns(form, present, ids[present], name, sizes[present], sums[present])
-        return found.table()
+    def payloads(self, form: str) -> pa.Table:
+        """Size and checksum of every payload of a file, as it states them, and modality "" for each sample."""
+        if form not in self._payloads:
+            found = TableBuilder(_PAYLOADS)
+            reader = self.reader(form) if form in self._context.packed else None
+            if reader is not None:
+                ids = np.array(self.ids[form], object)
+                found.extend_columns(np.arange(len(ids)), ids, "", 0, 0)
+                for name in reader.names:
+                    with suppress(FormatError):  # `intact` reports it
+                        sizes, sums, present = reader.sizes(name), reader.checksums(name), samples_with(reader, name)
+                        found.extend_columns(present, ids[present], name, sizes[present], sums[present])
+            self._payloads[form] = found.table()
+        return self._payloads[form]
 
     def _found(self, form: str) -> _Contents:
         placer, placed = self.placer, self.expected.parts
@@ -338,7 +337,8 @@ class PackedFiles:
 
         Where the file states no checksums that could be read, `intact` reports it.
         """
-        packed = self.payloads.filter(pc.and_(pc.equal(self.payloads["format"], form), _of(self.payloads, name)))
+        payloads = self.payloads(form)
+        packed = payloads.filter(_of(payloads, name))
         return bool(packed.select(_ENCODED.names).equals(encoded.filter(_of(encoded, name))))
 
 
@@ -359,20 +359,26 @@ class PackedRelations:
 
     def expected_modalities(self) -> pa.Table:
         """The modalities of the plan."""
-        plan = self._files.placer.plan
-        kinds = [_KINDS[modality.selector.take] for modality in plan.modalities]
-        return _specs_table(plan.specs(), kinds)
+        return _specs_table(self._files.placer.plan.specs())
 
     def expected_listings(self) -> pa.Table:
         """Those of the modalities of the plan that list the rows of a sample."""
-        modalities = self.expected_modalities()
-        return modalities.filter(pc.equal(modalities["kind"], "listing"))
+        return self._of_kind("listing")
+
+    def expected_metadata(self) -> pa.Table:
+        """The modality of the plan that has the JSON of samples, if there is one."""
+        return self._of_kind("metadata")
+
+    def _of_kind(self, kind: str) -> pa.Table:
+        placer = self._files.placer
+        kinds = [_KINDS[modality.selector.take] for modality in placer.plan.modalities]
+        rows = ((name,) for name, each in zip(placer.names, kinds, strict=True) if each == kind)
+        return table_of(rows, schema_of("modality"))
 
     def packed_modalities(self) -> pa.Table:
         """The modalities that the file declares."""
         reader = self._files.reader(self._own)
-        specs = () if reader is None else reader.modalities
-        return _specs_table(specs, [""] * len(specs))
+        return _specs_table(() if reader is None else reader.modalities)
 
     def packed_formats(self) -> pa.Table:
         """The formats in which the partition is packed."""
@@ -387,15 +393,19 @@ class PackedRelations:
     def packed_presence(self) -> pa.Table:
         """Which sample has which modality."""
         reader, ids = self._files.reader(self._own), np.array(self._files.ids[self._own], object)
-        found = TableBuilder(_PRESENCE)
-        if reader is not None:
-            for name in reader.names:
-                found.extend_columns(ids[samples_with(reader, name)], name)
-        return found.table()
+        if reader is None or not reader.names:
+            return _PRESENCE.empty_table()
+        samples, numbers = np.nonzero(np.stack([reader.presence(name) for name in reader.names], axis=1))
+        names = np.array(reader.names, object)
+        return pa.table([pa.array(ids[samples], pa.string()), pa.array(names[numbers], pa.string())], _PRESENCE)
 
-    def packed_payloads(self) -> pa.Table:
-        """Size and checksum of every payload of both files, which `intact` proves; and modality "" for each sample."""
-        return self._files.payloads
+    def mult_payloads(self) -> pa.Table:
+        """Size and checksum of every payload of the MULT file, which `intact` proves; modality "" for each sample."""
+        return self._files.payloads("mult")
+
+    def mstr_payloads(self) -> pa.Table:
+        """Likewise of the MSTR file."""
+        return self._files.payloads("mstr")
 
     def packed_damage(self) -> pa.Table:
         """Everything that is wrong with the file."""
@@ -486,11 +496,11 @@ def _items_of(made: Field, payload: Payload, parts: frozenset[str] | None) -> It
     return [Item("", 0, stored[0].data if len(stored) == 1 else payload.data)]
 
 
-def _specs_table(specs: tuple[ModalitySpec, ...], kinds: list[str]) -> pa.Table:
+def _specs_table(specs: Sequence[ModalitySpec]) -> pa.Table:
     return table_of(
         (
-            (n, s.name, kind, s.type_name, s.type_id, s.metadata_size, json.dumps(config, sort_keys=True))
-            for n, (s, kind) in enumerate(zip(specs, kinds, strict=True))
+            (n, s.name, s.type_name, s.type_id, s.metadata_size, json.dumps(config, sort_keys=True))
+            for n, s in enumerate(specs)
             for config in [complete_config(s.type_name, s.config)]
         ),
         _SPECS,

@@ -74,8 +74,8 @@ class _Again:
         self._tables = tables
         self._source = context.source_table
         self._kept, self._losses, faults = context.own_tables
-        self._dropped = tables.parquet(self._losses).read([*ROW_IDENTITY, "filter", "reason", "value"])
-        self._faults: set[Any] = set(row_tuples(tables.parquet(faults).read(list(_FAULT)), *_FAULT))
+        self._dropped = tables.read(self._losses, (*ROW_IDENTITY, "filter", "reason", "value"))
+        self._faults: set[Any] = set(row_tuples(tables.read(faults, _FAULT), *_FAULT))
 
     def mismatches(self) -> Iterator[tuple[Any, ...]]:
         samples = self._samples()
@@ -95,7 +95,7 @@ class _Again:
         if not ids:
             return {}
         starts = [0, *(row for row in range(1, len(ids)) if ids[row] != ids[row - 1])]
-        chosen = self._chosen([ids[start] for start in starts], np.array(starts), len(ids))
+        chosen = self._chosen([ids[start] for start in starts], np.array(starts))
         wanted = np.zeros(len(ids), np.bool_)
         for number in chosen:
             wanted[starts[number] : starts[number + 1] if number + 1 < len(starts) else len(ids)] = True
@@ -106,16 +106,13 @@ class _Again:
             first += batch.num_rows
         return self._with_media(pa.Table.from_batches(parts), np.flatnonzero(wanted).tolist())
 
-    def _chosen(self, ids: Sequence[str], starts: Any, num_rows: int) -> list[int]:
+    def _chosen(self, ids: Sequence[str], starts: Any) -> list[int]:
         """Numbers of samples, ascending: spread over all, and over those with dropped rows for each of the reasons."""
         if self._context.materialize_mode == "read":
             content = self._tables.derived("content", self._source)
             sizes = pc.fill_null(content["content_size"], 0).to_numpy()
         else:
-            sizes = np.zeros(num_rows, np.int64)
-            refs = self._tables.derived("source_refs", self._source)
-            counted = refs.filter(refs["byte_size"].is_valid())
-            sizes[counted["ordinal"].to_numpy()] = counted["byte_size"].to_numpy()
+            sizes = pc.fill_null(self._tables.derived("locators", self._source)["byte_size"], 0).to_numpy()
         of_sample = np.add.reduceat(sizes, starts)
         most = min(MAX_BYTES, max(MIN_BYTES, int(sizes.sum()) // SHARE))
         number_of = {sample_id: number for number, sample_id in enumerate(ids)}
@@ -205,12 +202,13 @@ class _Again:
         others = {each.name for each in declared if each.compares_samples or not is_own(type(each))}
         filters = [_Recorded(each.name, self._causes, each) if each.name in others else each for each in declared]
         faulty: list[_Fault] = []
+        block = pa.concat_tables(samples.values()).combine_chunks()
         with Judge(filtering.plan, policy=filtering.on_undecodable, mode=mode) as judge:
             # A column that is not filled again may be packed, and decide what can be.
             packed_alike = len(compared) == sum(len(each.columns) for each in annotators)
             if not packed_alike:
                 filters += [_Recorded(name, self._causes) for name in (DECODABLE, PACKABLE, MISALIGNED)]
-            stream = filtering.stream(samples.values(), annotators, filters, judge if packed_alike else None)
+            stream = filtering.stream([block], annotators, filters, judge if packed_alike else None)
             kept, dropped = list(stream), stream.take_dropped()
             for batch in (*judge.take_undecodable(), *judge.take_faulty()):
                 faulty += row_tuples(batch, *_FAULT)

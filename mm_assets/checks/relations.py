@@ -8,13 +8,12 @@ checks rely on the index.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,13 +36,15 @@ from mm_assets.sources.base import index_members
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 
 __all__ = [
-    "DIGEST",
+    "BATCH_BYTES",
     "Measured",
     "TableBuilder",
     "TableRelations",
+    "View",
     "digest_of",
     "row_digests",
     "schema_of",
+    "table_named",
     "table_of",
     "values_digest",
 ]
@@ -57,10 +58,11 @@ MAX_REREAD = 256  # items of a partition that are read from its shard again, bes
 MAX_REDRAWN = 16  # pages of PDFs, of which one takes as long as many others
 MIN_REREAD = 8  # of them, where they are large
 MAX_REREAD_BYTES = 4 << 20  # of about all of them: the check must not cost what the stage did
-DIGEST = 16  # bytes
+DIGEST = pa.int64()
 _FAILED = (*ROW_IDENTITY, "source_ref", "materialize_error")
 NOT_FETCHED = ("materialize_error", "not_materialized")  # reasons of drops
-_DERIVED = ("content", "reread", "texts", "source_refs", "sources", "user", "digests")  # after their table's name
+_WITH = "_with_"  # between the name of a row table and those of what is measured of its rows
+BATCH_BYTES = 1 << 20  # of content that is read and measured at a time: it stays in the processor's cache
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
 _MAX_MEASURED = 64 << 20  # bytes of relations that are kept for later stages
 _MAX_HELD = 1 << 16  # rows of a table that is read once; each statement reads a larger one
@@ -69,10 +71,8 @@ _TYPES = {  # of the columns that are not text
     **dict.fromkeys(("ordinal", "place", "position", "item", "page", "step"), pa.int64()),
     **dict.fromkeys(("type_id", "metadata_size", "size", "byte_offset", "byte_size"), pa.int64()),
     **dict.fromkeys(("number", "frame_index", "file_frame", "num_bad_texts", "num_bad_lists"), pa.int64()),
-    **dict.fromkeys(
-        ("has_ref", "is_stored", "is_metadata", "is_pdf", "is_read", "is_interleaved", "is_reference"), pa.bool_()
-    ),
-    **dict.fromkeys(("text_digest", "user_digest", "row_digest"), pa.binary(DIGEST)),
+    **dict.fromkeys(("is_stored", "is_metadata", "is_pdf", "is_read", "is_interleaved", "is_reference"), pa.bool_()),
+    **dict.fromkeys(("text_digest", "user_digest", "row_digest"), DIGEST),
     **dict.fromkeys(("content_size", "source_size"), pa.int64()),
     **dict.fromkeys(("most", "share"), pa.int64()),
     **dict.fromkeys(("crc32c", "shard_crc32c"), pa.uint32()),
@@ -91,17 +91,13 @@ def schema_of(*names: str) -> pa.Schema:
     return pa.schema([(name, _TYPES.get(name, pa.string())) for name in names])
 
 
-_MEMBERS = (
-    *("shard", "ordinal", "member", "byte_offset", "byte_size", "member_type", "skip_reason"),
-    *("sample_key", "role", "extension"),
-)
-_REFS = schema_of("path", "member", "byte_offset", "byte_size", "frame_index", "problem", "is_stored", "has_ref")
+_LOCATORS = schema_of("path", "member", "byte_offset", "byte_size", "frame_index", "problem", "is_stored")
 _SOURCES = schema_of(
     *("uri", "file_offset", "file_size", "file_type", "checksum", "has_inline"),
     *("container", "file_member", "file_frame"),
 )
 _CONTENT = schema_of("content_size", "crc32c", "shown_type")
-_TEXTS = pa.schema([(f"{name}_digest", pa.binary(DIGEST)) for name in TEXTS])
+_TEXTS = pa.schema([(f"{name}_digest", DIGEST) for name in TEXTS])
 
 
 class TableBuilder:
@@ -186,6 +182,18 @@ class Measured:
         return table
 
 
+def table_named(relation: str) -> str:
+    """Returns the table that a relation has the rows of; the relation itself if it is of no table."""
+    return relation.partition(_WITH)[0]
+
+
+class View(NamedTuple):
+    """A table that is too large to be held: a statement for DuckDB, and the Arrow tables that it selects from."""
+
+    statement: str
+    columns: Mapping[str, pa.Table]
+
+
 class TableRelations:
     """The relations over one partition's tables and shards.
 
@@ -207,20 +215,21 @@ class TableRelations:
         for file in self._open.values():
             file.close(force=True)
 
-    def relation(self, name: str) -> str | pa.Table:
-        """A relation by its name: a statement for DuckDB where it is a table itself, else an Arrow table.
+    def relation(self, name: str) -> View | pa.Table:
+        """A relation by its name.
 
-        `rows_content` is what the method `content` makes of the table `rows`; others are the method of their name.
+        `rows_with_texts_user` is the table `rows` with what the methods `_texts` and `_user` measure of each row as
+        further columns; other names are those of a table, or of a method.
 
         Raises:
             SourceError: a file is missing or cannot be read.
             SchemaMismatchError: a table lacks a column.
         """
-        if name in self.context.tables:
-            return self._select(name)
-        for derived in _DERIVED:
-            if name.endswith(f"_{derived}"):
-                return self.derived(derived, name.removesuffix(f"_{derived}"))
+        table, _, measures = name.partition(_WITH)
+        if table in self.context.tables:
+            return self._select(table, measures.split("_") if measures else ())
+        if name.endswith("_reread"):
+            return self.derived("reread", name.removesuffix("_reread"))
         return getattr(self, name)()
 
     def derived(self, relation: str, table: str) -> pa.Table:
@@ -253,32 +262,49 @@ class TableRelations:
         """Where a table's file is."""
         return self.context.store.url_of(self._file(table).path)
 
-    def _select(self, table: str) -> str | pa.Table:
-        """All columns of a table but content; in row tables `ordinal` counts the rows.
+    def _select(self, table: str, measures: Sequence[str]) -> View | pa.Table:
+        """All columns of a table but content, and measures of its rows; in row tables `ordinal` counts the rows.
 
-        A statement where the table is large and local, so that it need not be held.
+        A view if the table is large and local, so that it need not be held.
         """
         self._check_columns(table)
-        schema, store, file = self._file(table).schema, self.context.store, self.parquet(table)
-        names = [name for name in _read_columns(schema) if name not in CONTENT]
+        store, file = self.context.store, self.parquet(table)
+        measured = {f"{table}_{measure}": self.derived(measure, table) for measure in measures}
         if store.is_local and file.metadata.num_rows > _MAX_HELD:
-            columns = ", ".join(f'"{name}"' for name in names)
-            ordinal = ", row_number() over () - 1 as ordinal" if _is_row_table(schema) else ""
+            columns = ", ".join(f'"{name}"' for name in self._held_columns(table))
+            ordinal = ", row_number() over () - 1 as ordinal" if _is_row_table(self._file(table).schema) else ""
             path = sql_text(store.path_of(self._file(table).path))
-            return f"select {columns}{ordinal} from {parquet_relation(path)}"
-        return self.derived("held", table)
+            parts = (f"(select {columns}{ordinal} from {parquet_relation(path)})", *measured)
+            return View(f"select * from {' positional join '.join(parts)}", measured)
+        held = self.derived("held", table)
+        for measure in measured.values():
+            for column in measure.schema.names:
+                held = held.append_column(column, measure[column])
+        return held
+
+    def _held_columns(self, table: str) -> list[str]:
+        """The columns of a table that checks select from: in place of structs and content there are measures."""
+        return [
+            name for name in _read_columns(self._file(table).schema) if name not in (*CONTENT, *SOURCE_SCHEMA.names)
+        ]
 
     def _held(self, table: str) -> pa.Table:
-        """What `_select` selects of a small table."""
-        schema = self._file(table).schema
-        names = [name for name in _read_columns(schema) if name not in CONTENT]
-        try:
-            held = self.parquet(table).read(names, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise SourceError(self.url(table), f"cannot be read: {first_line(error)}") from error
-        if _is_row_table(schema):
+        """The columns of a small table."""
+        held = self.read(table, self._held_columns(table))
+        if _is_row_table(self._file(table).schema):
             held = held.append_column("ordinal", pa.array(np.arange(held.num_rows), pa.int64()))
         return held
+
+    def read(self, table: str, columns: Sequence[str]) -> pa.Table:
+        """Some columns of a table as a whole; threads would cost more than they save.
+
+        Raises:
+            SourceError: the table cannot be read.
+        """
+        try:
+            return self.parquet(table).read(list(columns), use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise SourceError(self.url(table), f"cannot be read: {first_line(error)}") from error
 
     def _check_columns(self, table: str) -> None:
         """Refuses, with `SchemaMismatchError`, a table that lacks a column that relations over it select."""
@@ -297,7 +323,8 @@ class TableRelations:
             SourceError: while iterating, media in the shards are not what the table says.
         """
         self._check_columns(table)
-        file, size, fetch = self.parquet(table), self.context.batch_bytes, self.context.with_media.get(table)
+        file, fetch = self.parquet(table), self.context.with_media.get(table)
+        size = min(self.context.batch_bytes, BATCH_BYTES)
         if fetch is None or (columns is not None and MEDIA not in columns):
             return read_batches(file, batch_bytes=size, columns=columns, name=self.url(table))
         names = None if columns is None else list(dict.fromkeys((*columns, *FETCHED_BY)))
@@ -314,6 +341,11 @@ class TableRelations:
         """The columns of the asset's files; nullable is as in Parquet's own schema."""
         return _columns_table({table: self.parquet(table).schema_arrow for table in self.context.own_tables})
 
+    def expected_samples(self) -> pa.Table:
+        """The samples of the rows that are packed, in the order of their first rows."""
+        ids = pc.unique(self.read(self.context.packed_from, ["sample_id"])["sample_id"])
+        return pa.table([np.arange(len(ids)), ids], schema_of("ordinal", "sample_id"))
+
     # -- shards
 
     def shards(self) -> pa.Table:
@@ -328,21 +360,20 @@ class TableRelations:
             for shard in self.context.shards
             for batch in index_members(shard, on_damaged_shard="salvage", roles=self.context.layout.roles)
         ]
-        return pa.Table.from_batches(batches, MEMBER_INDEX_SCHEMA).select(_MEMBERS)
+        return pa.Table.from_batches(batches, MEMBER_INDEX_SCHEMA)
 
-    # -- columns of text and content, by the suffix of the relation
+    # -- measures of rows: columns as long as their table
 
-    def _source_refs(self, table: str) -> pa.Table:
-        """Path, member and range of each row's locator, and its error; rows without one are left out.
+    def _locators(self, table: str) -> pa.Table:
+        """Path, member and range of each row's locator, and its error; all are null without one.
 
         `is_stored` is whether the bytes there are the content as it is stored.
         """
-        found = self._numbered(table, ["source_ref"], _REFS, _parsed_refs)
-        return found.filter(found["has_ref"]).drop_columns(["has_ref"])
+        return self._measure(table, ["source_ref"], _LOCATORS, _parsed_locators)
 
     def _sources(self, table: str) -> pa.Table:
         """The fields of each row's `source` and `source_member`, by names that no other relation has."""
-        return self._numbered(table, SOURCE_SCHEMA.names, _SOURCES, _source_fields)
+        return self._measure(table, SOURCE_SCHEMA.names, _SOURCES, _source_fields)
 
     def _content(self, table: str) -> pa.Table:
         """For each row of a row table the size and CRC-32C of its media bytes, null where it has none.
@@ -351,47 +382,40 @@ class TableRelations:
         member, or where the row has no media; `shown_type` the content type that its bytes show, null where its name
         says more.
         """
-        found = self._numbered(table, (MEDIA, "content_type"), _CONTENT, _sizes_and_sums)
+        found = self._measure(table, (MEDIA, "content_type"), _CONTENT, _sizes_and_sums)
         sizes = pa.nulls(found.num_rows, pa.int64())
         has_media = found["content_size"].is_valid()
         if pc.any(has_media).as_py():
-            refs = self.derived("source_refs", table)
-            known = np.zeros(found.num_rows, np.bool_)
-            stated = np.zeros(found.num_rows, np.int64)
-            which = pc.and_(refs["is_stored"], refs["byte_size"].is_valid())
-            places = refs["ordinal"].filter(which).to_numpy()
-            known[places], stated[places] = True, refs["byte_size"].filter(which).to_numpy()
-            sizes = pa.array(stated, mask=~(known & has_media.to_numpy()))
+            locators = self.derived("locators", table)
+            sizes = pc.if_else(pc.and_(has_media, locators["is_stored"]), locators["byte_size"], None)
         return found.append_column("source_size", sizes)
 
     def _texts(self, table: str) -> pa.Table:
         """For each row of a row table digests of its text and its sample JSON, null where it has none."""
-        return self._numbered(table, TEXTS, _TEXTS, lambda batch: map(_digests, map(batch.column, TEXTS)))
+        return self._measure(table, TEXTS, _TEXTS, lambda batch: map(_digests, map(batch.column, TEXTS)))
 
     def _user(self, table: str) -> pa.Table:
-        """For each row of a row table the digest of its user columns, null where all are; empty if there are none."""
+        """For each row of a row table the digest of its user columns, null where all are."""
         names, schema = [column.name for column in self.context.schema.user_columns], schema_of("user_digest")
         if not names:
-            return schema_of("ordinal", "user_digest").empty_table()
-        return self._numbered(table, names, schema, lambda batch: [row_digests(batch)])
+            return pa.table([pa.nulls(self.parquet(table).metadata.num_rows, kind) for kind in schema.types], schema)
+        return self._measure(table, names, schema, lambda batch: [row_digests(batch)])
 
     def _digests(self, table: str) -> pa.Table:
         """For each row of a table the digest of all its columns."""
-        return self._numbered(table, None, schema_of("row_digest"), lambda batch: [row_digests(batch)])
+        return self._measure(table, None, schema_of("row_digest"), lambda batch: [row_digests(batch)])
 
-    def _numbered(
+    def _measure(
         self,
         table: str,
         columns: Sequence[str] | None,
         schema: pa.Schema,
         measure: Callable[[pa.RecordBatch], Iterable[pa.Array]],
     ) -> pa.Table:
-        """What `measure` finds in columns of content, batch by batch, numbered by `ordinal`."""
+        """What `measure` finds in columns of content, batch by batch."""
         batches = self.batches(table, columns)
-        found = pa.Table.from_batches(
-            [pa.record_batch(list(measure(batch)), schema=schema) for batch in batches], schema
-        )
-        return found.add_column(0, "ordinal", pa.array(np.arange(found.num_rows), pa.int64()))
+        found = [pa.record_batch(list(measure(batch)), schema=schema) for batch in batches]
+        return pa.Table.from_batches(found, schema).combine_chunks()
 
     def _reread(self, table: str) -> pa.Table:
         """Items that are read again from local shards and files, with the CRC-32C of what is there.
@@ -410,7 +434,7 @@ class TableRelations:
         return table_of(self._readable(), schema_of(*_FAILED))
 
     def _items(self, table: str) -> Iterator[tuple[Any, ...]]:
-        content, refs = self.derived("content", table), self.derived("source_refs", table)
+        content, locators = self.derived("content", table), self.derived("locators", table)
         sizes = content["content_size"]
         is_whole = pc.fill_null(pc.equal(content["source_size"], sizes), False)
         small = pc.and_(is_whole, pc.less_equal(sizes, MAX_REREAD_BYTES // MIN_REREAD))
@@ -420,18 +444,19 @@ class TableRelations:
             mean = max(1, pc.sum(sizes.filter(small)).as_py() // len(rows))
             count = min(len(rows), MAX_REREAD, max(MIN_REREAD, MAX_REREAD_BYTES // mean))
             chosen = rows[np.linspace(0, len(rows) - 1, count).astype(int)].tolist()
-        wanted = pc.is_in(refs["ordinal"], pa.array(sorted(set(chosen)), pa.int64()))
+        wanted = np.zeros(locators.num_rows, np.bool_)
+        wanted[chosen] = True
         # A frame is compared where it first appears: later stages have what this one has, by its checksum.
         if self.context.materialize_mode == "write" or len(self.context.own_tables) == 1:
-            is_frame, is_page = refs["frame_index"].is_valid(), _is_page(refs)
-            pages = pc.indices_nonzero(is_page).to_numpy()
-            drawn = np.zeros(refs.num_rows, np.bool_)
-            drawn[pages[np.linspace(0, len(pages) - 1, min(len(pages), MAX_REDRAWN)).astype(int)]] = True
-            wanted = pc.or_(wanted, pc.or_(pc.and_not(is_frame, is_page), pa.chunked_array([pa.array(drawn)])))
+            is_page = _are_pages(locators).to_numpy()
+            wanted |= locators["frame_index"].is_valid().to_numpy() & ~is_page
+            pages = np.flatnonzero(is_page)
+            wanted[pages[np.linspace(0, len(pages) - 1, min(len(pages), MAX_REDRAWN)).astype(int)]] = True
         items = StoredItems(self.context)
-        for batch in refs.filter(wanted).to_batches(max_chunksize=_BATCH_ROWS):
-            for ref in batch.to_pylist():
-                row = ref["ordinal"]
+        rows = np.flatnonzero(wanted)
+        for start in range(0, len(rows), _BATCH_ROWS):
+            some = rows[start : start + _BATCH_ROWS].tolist()
+            for row, ref in zip(some, locators.take(some).to_pylist(), strict=True):
                 checksum = content["crc32c"][row].as_py()
                 if checksum is not None:
                     try:
@@ -463,7 +488,7 @@ class TableRelations:
 
     def _readable_drops(self, reads: Callable[[str | None], bool]) -> Iterator[tuple[Any, ...]]:
         """Of the rows that are dropped since their content could not be fetched those whose content is there."""
-        columns = self.parquet(self.context.own_tables[1]).read([*ROW_IDENTITY, "reason", "detail"])
+        columns = self.read(self.context.own_tables[1], (*ROW_IDENTITY, "reason", "detail"))
         lost = columns.filter(pc.is_in(columns["reason"], pa.array(NOT_FETCHED)))
         details = dict(zip(row_tuples(lost, *ROW_IDENTITY), lost["detail"].to_pylist(), strict=True))
         whole = {sample_id for sample_id, _, modality in details if modality == "metadata"}
@@ -483,6 +508,10 @@ class TableRelations:
                 yield from rows
 
     # -- declarations
+
+    def user_columns(self) -> pa.Table:
+        """The names of the user columns."""
+        return table_of(((column.name,) for column in self.context.schema.user_columns), schema_of("column_name"))
 
     def known_modalities(self) -> pa.Table:
         """The row modalities that there may be."""
@@ -518,27 +547,29 @@ def _values(column: Any) -> Iterator[memoryview | None]:
         yield view[starts[row] : starts[row + 1]] if present else None
 
 
-def digest_of(content: Any) -> bytes:
-    """The digest by which checks compare texts."""
-    return hashlib.blake2b(content, digest_size=DIGEST).digest()
+def digest_of(content: bytes) -> int:
+    """The digest by which checks compare texts: 64 bits, with a key of this process that no data can know."""
+    return hash(content)
 
 
-def values_digest(values: Sequence[object]) -> bytes | None:
+def values_digest(values: Sequence[object]) -> int | None:
     """The digest of the values of one row; None where all are null."""
     return None if values.count(None) == len(values) else digest_of(repr(values).encode())
 
 
 def _digests(column: Any) -> pa.Array:
     if column.null_count == len(column):
-        return pa.nulls(len(column), pa.binary(DIGEST))
-    return pa.array((None if v is None else digest_of(v) for v in _values(column)), pa.binary(DIGEST))
+        return pa.nulls(len(column), DIGEST)
+    return pa.array(
+        [None if value is None else digest_of(value) for value in column.cast(pa.large_binary()).to_pylist()], DIGEST
+    )
 
 
 def row_digests(batch: pa.RecordBatch) -> pa.Array:
     """The digest of each row's values, null where all of them are."""
     if not batch.num_columns or all(column.null_count == batch.num_rows for column in batch.columns):
-        return pa.nulls(batch.num_rows, pa.binary(DIGEST))
-    return pa.array(map(values_digest, row_tuples(batch)), pa.binary(DIGEST))
+        return pa.nulls(batch.num_rows, DIGEST)
+    return pa.array(map(values_digest, row_tuples(batch)), DIGEST)
 
 
 def _sizes_and_sums(batch: pa.RecordBatch) -> tuple[pa.Array, ...]:
@@ -555,19 +586,20 @@ def _sizes_and_sums(batch: pa.RecordBatch) -> tuple[pa.Array, ...]:
     return sizes, pa.array(sums, pa.uint32()), pa.array(types, pa.string())
 
 
-def _parsed_refs(batch: pa.RecordBatch) -> list[pa.Array]:
-    """The parts of each locator, what is wrong with it, and whether there is one."""
+def _parsed_locators(batch: pa.RecordBatch) -> list[pa.Array]:
+    """The parts of each locator, what is wrong with it, and whether it is of stored content."""
     refs = batch.column("source_ref")
     try:
         parsed = with_parsed_source_ref_columns(pa.table({"source_ref": refs}), prefix="").combine_chunks()
-        columns = [parsed[name].combine_chunks() for name in _REFS.names[:5]]
+        columns = [parsed[name].combine_chunks() for name in SourceRef._fields]
         columns[4] = columns[4].cast(pa.int64())
         problems = pa.nulls(batch.num_rows, pa.string())
     except SourceError:  # one of them is wrong: the others count
         found = [_ref_or_problem(text) for text in refs.to_pylist()]
-        *columns, problems = map(pa.array, zip(*found, strict=True), _REFS.types[:6])
+        *columns, problems = map(pa.array, zip(*found, strict=True), _LOCATORS.types[:6])
     path, member, *_, frame = columns
-    return [*columns, problems, is_stored_content(pc.coalesce(member, path), frame), refs.is_valid()]
+    is_stored = pc.if_else(refs.is_valid(), is_stored_content(pc.coalesce(member, path), frame), None)
+    return [*columns, problems, is_stored]
 
 
 def _source_fields(batch: pa.RecordBatch) -> list[pa.Array]:
@@ -585,10 +617,10 @@ def _ref_or_problem(text: str | None) -> tuple[Any, ...]:
     return ref.path, ref.member, ref.byte_offset, ref.byte_size, ref.frame_index, None
 
 
-def _is_page(refs: pa.Table) -> Any:
+def _are_pages(locators: pa.Table) -> Any:
     """Which locators are, by the name of their file, of a page of a PDF."""
-    names = pc.fill_null(pc.ends_with(pc.coalesce(refs["member"], refs["path"]), ".pdf", ignore_case=True), False)
-    return pc.and_(refs["frame_index"].is_valid(), names)
+    is_pdf = pc.ends_with(pc.coalesce(locators["member"], locators["path"]), ".pdf", ignore_case=True)
+    return pc.and_(locators["frame_index"].is_valid(), pc.fill_null(is_pdf, False))
 
 
 def _is_row_table(schema: pa.Schema) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,8 +21,11 @@ from mm_assets.checks.database import connection, limit_memory, memory_share
 from mm_assets.checks.origins import OriginRelations
 from mm_assets.checks.outcome import Outcome
 from mm_assets.checks.packed import PackedFiles, PackedRelations
-from mm_assets.checks.relations import Measured, TableRelations
+from mm_assets.checks.relations import Measured, TableRelations, View, table_named
 from mm_assets.errors import SourceError, first_line
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 __all__ = ["CheckContext", "Outcome", "Session", "run_checks"]
 
@@ -112,14 +115,16 @@ class Session:
         if name not in self._num_rows:
             known_as = self._context.known_as(name)
             made = self.relation(known_as)
-            if isinstance(made, str):
-                self._connection.execute(f'create temp view "{name}" as {made}')
-                self._num_rows[name] = self._tables.parquet(known_as).metadata.num_rows
+            table = table_named(known_as)
+            if isinstance(made, View):
+                self._arrow |= made.columns
+                self._execute(f'create temp view "{name}" as {made.statement}')
+                self._num_rows[name] = self._tables.parquet(table).metadata.num_rows
             else:
                 self._arrow[name] = made
                 self._num_rows[name] = made.num_rows
             needed = _ROW_MEMORY * self._num_rows[name]
-            if known_as in self._context.tables and needed > self._memory:
+            if table in self._context.tables and needed > self._memory:
                 needed = max(self._memory, min(needed, memory_share()))  # files of the kernel are read: only if needed
                 self._least_memory = max(self._least_memory, needed)
                 self._allow(needed)
@@ -130,8 +135,8 @@ class Session:
         self._memory = memory
         limit_memory(self._connection, memory)
 
-    def relation(self, name: str) -> str | pa.Table:
-        """A relation by its name: a statement for DuckDB, or an Arrow table."""
+    def relation(self, name: str) -> View | pa.Table:
+        """A relation by its name."""
         if name in FACT_RELATIONS:
             return self._packed.facts.table(name)
         for relations in (self._packed, self._origins):
@@ -162,6 +167,8 @@ class Session:
         """The columns of what a statement selects, its first rows, and their number."""
         if check.needs and not any(self._provide(name) for name in check.needs):
             return [], [], 0
+        if check.equal and self._are_equal(*check.equal):
+            return [], [], 0
         if not sum([self._provide(name) for name in check.relations]):
             return [], [], 0
         # Whether DuckDB can spill a join depends on its plan: what a statement needs is found out by running it.
@@ -176,14 +183,25 @@ class Session:
         finally:
             self._allow(self._least_memory)
 
+    def _are_equal(self, *names: str) -> bool:
+        """Whether two relations have the same rows in the same order; False if DuckDB reads one from its file."""
+        for name in names:
+            self._provide(name)
+        tables = [self._arrow[name].replace_schema_metadata() for name in names if name in self._arrow]
+        return len(tables) == len(names) and bool(tables[0].equals(tables[1]))
+
     @property
     def _most_memory(self) -> int:
         """The bytes that a statement may use which does not fit into less."""
         return max(self._least_memory, min(_MOST_MEMORY * self._least_memory, memory_share()))
 
-    def _executed(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]], int]:
+    def _execute(self, sql: str) -> DuckDBPyConnection:
         # DuckDB finds the relations as global variables of its caller: to register one costs more than to scan it.
-        result = eval(_EXECUTE, {"connection": self._connection, "statement": sql, **self._arrow})
+        executed: DuckDBPyConnection = eval(_EXECUTE, {"connection": self._connection, "statement": sql, **self._arrow})
+        return executed
+
+    def _executed(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]], int]:
+        result = self._execute(sql)
         names = [column[0] for column in result.description]
         first = result.fetchmany(MAX_LISTED)
         count = len(first)
@@ -194,7 +212,8 @@ class Session:
     def _files_of(self, check: Check) -> str:
         """The files that a check reads, those of its asset where its relations have other names."""
         known = self._context.tables
-        named = [name for name in check.relations if name in known] or self._context.own_tables
+        read = dict.fromkeys(map(table_named, check.relations))
+        named = [name for name in read if name in known] or self._context.own_tables
         paths = [known[name].path for name in named if name in known] or list(self._context.packed.values())
         return ", ".join(self._context.store.url_of(path) for path in paths)
 

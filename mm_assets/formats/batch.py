@@ -176,13 +176,14 @@ def spans(count: int, size: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + size, count)) for start in range(0, count, size))
 
 
-def blocks(sizes: npt.NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
-    """Runs [start, stop) whose sizes together are at most `BLOCK_BYTES`, or a single larger one."""
+def blocks(sizes: npt.NDArray[np.uint64], block_bytes: int | None = None) -> Iterator[tuple[int, int]]:
+    """Runs [start, stop) whose sizes together are at most `block_bytes`, by default `BLOCK_BYTES`, or one larger."""
+    most = np.uint64(BLOCK_BYTES if block_bytes is None else block_bytes)
     ends = np.cumsum(sizes, dtype=np.uint64)
     start, count = 0, len(sizes)
     while start < count:
-        done = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, np.uint64(done + BLOCK_BYTES), side="right"))
+        done = ends[start - 1] if start else np.uint64(0)
+        stop = int(np.searchsorted(ends, done + most, side="right"))
         stop = max(stop, start + 1)
         yield start, stop
         start = stop

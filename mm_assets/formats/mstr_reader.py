@@ -312,7 +312,7 @@ class MstrReader(PackedReader):
                 detail, name = "the record of an absent row is not zero", self.names[number]
                 self._report(damage, CorruptError(self.path, detail, sample=first + k, modality=name))
             good = ~(bad | absent)
-            for start, stop in blocks(np.where(good, sizes, np.uint64(0))):
+            for start, stop in blocks(np.where(good, sizes, np.uint64(0)), self.block_bytes):
                 which = (start + np.flatnonzero(good[start:stop])).tolist()
                 ranges = [(int(ptrs[k]), int(sizes[k])) for k in which]
                 for k, view in zip(which, self._source.view_many(ranges), strict=True):

@@ -328,13 +328,16 @@ class MultReader(PackedReader):
             for k in np.flatnonzero(bad).tolist():
                 self._report(damage, self._misplaced(first + k, None, int(starts[k]), int(lengths[k])))
             directory = [[table.span(first, last) for table in tables] for tables in self._columns]
-            for start, stop in blocks(np.where(bad, np.uint64(0), lengths)):
-                which = [k for k in range(start, stop) if not bad[k]]
-                ranges = [(int(starts[k]), int(lengths[k])) for k in which]
-                for k, view in zip(which, self._source.view_many(ranges), strict=True):
-                    listed = [tuple(int(column[k]) for column in columns) for columns in directory]
-                    checksum = int(entries[k]["crc32c"])
-                    num_payloads += self._verify_sample(damage, first + k, int(starts[k]), view, checksum, listed)
+            for start, stop in blocks(np.where(bad, np.uint64(0), lengths), self.block_bytes):
+                which = start + np.flatnonzero(~bad[start:stop])
+                places = list(zip(starts[which].tolist(), lengths[which].tolist(), strict=True))
+                checksums = entries["crc32c"][which].tolist()
+                # By modality (position, size, checksum) of each sample: lists, as scalars of NumPy are slow.
+                listed = [list(zip(*(c[which].tolist() for c in columns), strict=True)) for columns in directory]
+                for n, view in enumerate(self._source.view_many(places)):
+                    one = [each[n] for each in listed]
+                    i = first + int(which[n])
+                    num_payloads += self._verify_sample(damage, i, places[n][0], view, checksums[n], one)
                 self._drop(starts[which], lengths[which])
         return num_payloads
 
@@ -350,8 +353,8 @@ class MultReader(PackedReader):
         """Checks one sample against its header, and the directory's (ptr, size, crc32c) against both."""
         header = np.frombuffer(view, self._header_type, 1)[0]
         mask, before, num_payloads = int(header["mask"]), len(damage), 0
-        for number, spec in enumerate(self.modalities):
-            offset, size = int(header["offsets"][number]), int(header["sizes"][number])
+        places = zip(header["offsets"].tolist(), header["sizes"].tolist(), strict=True)
+        for number, (spec, (offset, size)) in enumerate(zip(self.modalities, places, strict=True)):
             present = bool(mask >> number & 1)
             num_payloads += present
             if present:

@@ -76,6 +76,8 @@ class PackedReader(ABC):
         has_checksums: whether the file has our tail, and so checksums, ids and a schema.
         mapped: the mapping of a local file; None of any other.
         verifies: whether every payload that is read has its checksum checked.
+        block_bytes: payload bytes that `verify` and `scan` hold at a time; one payload may be larger. If these are
+            copied, fewer are faster, since they stay in the processor's cache; by requests, more are.
         raw_cache: what `fast_path` caches of this file, a type of its own; None until it does.
 
     Raises:
@@ -99,6 +101,7 @@ class PackedReader(ABC):
         self._source: ByteSource = MappedFile(source) if isinstance(source, str | os.PathLike) else source
         self.mapped = self._source if isinstance(self._source, MappedFile) else None
         self.verifies = verify
+        self.block_bytes: int | None = None  # `batch.BLOCK_BYTES`
         self.raw_cache: Any = None
         self._intact: dict[int, npt.NDArray[np.bool_]] = {}  # payloads read in parts whose checksums were verified
         self._tables: list[Table] = []
@@ -790,7 +793,7 @@ def _scan_parts(count: int, parts: Sequence[tuple[PackedReader, Sequence[int], b
         sizes = np.zeros(len(indices), np.uint64)
         for found in chain.from_iterable(one.values() for one in located):
             sizes += found.sizes
-        for start, stop in blocks(sizes):
+        for start, stop in blocks(sizes, parts[0][0].block_bytes):
             runs = [{number: found.run(start, stop) for number, found in one.items()} for one in located]
             payloads: dict[str, list[Payload | None]] = {}
             for (reader, _, check), run in zip(parts, runs, strict=True):

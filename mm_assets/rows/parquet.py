@@ -288,7 +288,7 @@ def read_batches(
     for group in range(parquet_file.num_row_groups):
         described = parquet_file.metadata.row_group(group)
         # Uncompressed bytes as stated in the file; a wrong figure costs memory or speed, not correctness.
-        mean = max(described.total_byte_size // max(described.num_rows, 1), 1)
+        mean = max(_stated_bytes(described, columns) // max(described.num_rows, 1), 1)
         rows = min(max(batch_bytes // mean, 1), MAX_BATCH_ROWS)
         try:
             for batch in parquet_file.iter_batches(
@@ -297,6 +297,15 @@ def read_batches(
                 yield from _cut(batch, batch_bytes)
         except (pa.ArrowException, OSError) as error:
             raise SourceError(name, f"row group {group} cannot be read: {first_line(error)}") from error
+
+
+def _stated_bytes(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int:
+    """The uncompressed bytes of some columns of a row group, as stated."""
+    if columns is None:
+        return int(group.total_byte_size)
+    paths = tuple(f"{name}." for name in columns)
+    chunks = map(group.column, range(group.num_columns))
+    return sum(chunk.total_uncompressed_size for chunk in chunks if f"{chunk.path_in_schema}.".startswith(paths))
 
 
 def _cut(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -101,3 +101,17 @@ def test_statements_select_nothing_without_the_rows_that_they_need(pristine, che
             for name, table in {**made, **damage, **{name: made[name].slice(0, 0) for name in check.needs}}.items():
                 database.register(name, table)
             assert database.execute(check.sql).fetchall() == [], damage
+
+
+@pytest.mark.parametrize("check", [c for c in CATALOG if c.equal], ids=lambda c: f"{c.asset}-{c.name}")
+def test_statements_select_nothing_if_the_relations_that_they_compare_are_equal(pristine, check) -> None:
+    """Two relations that a statement says it compares are equal in a good partition, and if equal select nothing."""
+    made = relations(pristine, check.asset)
+    one, other = (made[name].replace_schema_metadata() for name in check.equal)
+    assert one.equals(other)
+    assert set(check.equal) <= set(check.relations)
+    with duckdb.connect() as database:
+        for rows in (one, one.slice(0, 0), one.slice(1), one.take([*reversed(range(one.num_rows))])):
+            for name, table in {**made, **dict.fromkeys(check.equal, rows)}.items():
+                database.register(name, table)
+            assert database.execute(check.sql).fetchall() == []

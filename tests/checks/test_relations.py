@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mm_assets.checks import runner
+from mm_assets.checks import relations, runner
 from mm_assets.checks.catalog import checks_of
 from mm_assets.checks.database import available_memory, share_memory
 from mm_assets.checks.runner import MAX_LISTED, MAX_TEXT
@@ -325,6 +325,16 @@ def test_as_many_samples_pass_as_the_tables_hold(make_partition, tmp_path: Path,
             made.failed("rows", memory_limit=least)
     finally:
         share_memory(1)
+
+
+def test_large_tables_are_read_from_their_files(partition, monkeypatch) -> None:
+    """Tables that are not held give the same outcomes, row by row, as those that are."""
+    assets = ("raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult", "packed_mstr")
+    partition.spoil("filtered_rows", setting("text_content", "of the same size", **A_TEXT))
+    held = {asset: partition.outcomes(asset) for asset in assets}
+    monkeypatch.setattr(relations, "_MAX_HELD", 0)
+    assert {asset: partition.outcomes(asset) for asset in assets} == held
+    assert not held["filtered_rows"]["same_rows"].passed
 
 
 def test_memory_is_the_smallest_limit_of_the_machine_and_its_control_groups(tmp_path: Path) -> None:

@@ -245,6 +245,14 @@ def test_batches_of_chosen_columns(tmp_path: Path) -> None:
         list(read_batches(file, batch_bytes=0))
 
 
+def test_batches_of_small_columns_are_not_bounded_by_media(tmp_path: Path) -> None:
+    """The bytes of columns that are not read do not make batches smaller."""
+    file = write(tmp_path / "t.parquet", [make_rows([10_000] * 50)])
+    (batch,) = read_batches(file, batch_bytes=50_000, columns=["sample_id", "position"])
+    assert batch.num_rows == 50
+    assert len(list(read_batches(file, batch_bytes=50_000))) >= 10
+
+
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     """Damaged pages raise `SourceError` with the file's name and the row group, never a crash or wrong rows."""
     path = tmp_path / "t.parquet"

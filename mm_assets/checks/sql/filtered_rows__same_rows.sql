@@ -12,31 +12,19 @@ pairs as (
 ),
 
 before as (
-    select m.*, t.text_content_digest, t.metadata_json_digest, u.user_digest, c.content_size, c.crc32c, c.shown_type
-    from (
-        select
-            * exclude (source_ref, materialize_error),
-            md5_number(source_ref) as source_ref_digest,
-            md5_number(materialize_error) as error_digest
-        from materialized_rows
-    ) as m
-    left join materialized_rows_texts as t using (ordinal)
-    left join materialized_rows_user as u using (ordinal)
-    left join materialized_rows_content as c using (ordinal)
+    select
+        * exclude (source_ref, materialize_error),
+        md5_number(source_ref) as source_ref_digest,
+        md5_number(materialize_error) as error_digest
+    from materialized_rows_with_texts_user_content
 ),
 
 kept as (
-    select f.*, t.text_content_digest, t.metadata_json_digest, u.user_digest, c.content_size, c.crc32c, c.shown_type
-    from (
-        select
-            * exclude (source_ref, materialize_error),
-            md5_number(source_ref) as source_ref_digest,
-            md5_number(materialize_error) as error_digest
-        from filtered_rows
-    ) as f
-    left join filtered_rows_texts as t using (ordinal)
-    left join filtered_rows_user as u using (ordinal)
-    left join filtered_rows_content as c using (ordinal)
+    select
+        * exclude (source_ref, materialize_error),
+        md5_number(source_ref) as source_ref_digest,
+        md5_number(materialize_error) as error_digest
+    from filtered_rows_with_texts_user_content
 ),
 
 -- Where positions are no longer those of before, they may count the sample's rows from 0.

@@ -1,7 +1,6 @@
 -- Every media row has its bytes, as many as its source_ref says, or an error (neither yet with `materialize: write`); no other row has any.
 select sample_id, position, modality, content_size, source_size, materialize_error, source_ref
-from materialized_rows
-join materialized_rows_content using (ordinal)
+from materialized_rows_with_content
 cross join materialize_mode
 where
     (content_size is not null and (modality in ('text', 'metadata') or materialize_error is not null or mode = 'write'))

@@ -1,20 +1,4 @@
 -- Materializing changes content, its type and its error alone: the rows are those of the row table, in their order.
-with
-before as (
-    select *
-    from rows
-    left join rows_texts using (ordinal)
-    left join rows_user using (ordinal)
-),
-
-after as (
-    select *
-    from materialized_rows
-    left join materialized_rows_texts using (ordinal)
-    left join materialized_rows_user using (ordinal)
-    left join materialized_rows_content using (ordinal)
-)
-
 select
     ordinal as row_number,
     b.sample_id as row_sample_id,
@@ -32,8 +16,8 @@ select
     a.shown_type,
     b.materialize_error as row_error,
     a.materialize_error
-from before as b
-full join after as a using (ordinal)
+from rows_with_texts_user as b
+full join materialized_rows_with_texts_user_content as a using (ordinal)
 cross join materialize_mode
 where
     a.sample_id is distinct from b.sample_id

@@ -1,4 +1,5 @@
 -- MULT and MSTR hold the same samples in the same order with the same payload bytes, if both have been made.
+-- Holds if equal: mult_payloads, mstr_payloads.
 select
     ordinal,
     modality,
@@ -8,8 +9,8 @@ select
     s.size as mstr_size,
     t.crc32c as mult_crc32c,
     s.crc32c as mstr_crc32c
-from (select * from packed_payloads where format = 'mult') as t
-full join (select * from packed_payloads where format = 'mstr') as s using (ordinal, modality)
+from mult_payloads as t
+full join mstr_payloads as s using (ordinal, modality)
 where
     (select count(*) from packed_formats) = 2
     and (

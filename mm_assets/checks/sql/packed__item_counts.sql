@@ -11,8 +11,7 @@ from (
         true as is_row,
         position >= 0 as is_content,
         metadata_json_digest is not null as is_metadata
-    from filtered_rows
-    left join filtered_rows_texts using (ordinal)
+    from filtered_rows_with_texts
     union all
     select sample_id, false as is_row, kind = 'content' as is_content, kind = 'metadata' as is_metadata
     from packed_items
@@ -20,8 +19,5 @@ from (
 group by sample_id
 having
     content_rows <> content_items
-    or (
-        metadata_rows <> metadata_items
-        and (select count(*) from expected_modalities where kind = 'metadata') > 0
-    )
+    or (metadata_rows <> metadata_items and exists (from expected_metadata))
 order by sample_id

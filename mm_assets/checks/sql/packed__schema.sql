@@ -1,4 +1,5 @@
 -- The packed file declares exactly the modalities of the dataset's pack plan: names, order, fields and their settings.
+-- Holds if equal: expected_modalities, packed_modalities.
 select
     ordinal,
     e.modality as expected_modality,

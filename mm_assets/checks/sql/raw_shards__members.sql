@@ -1,4 +1,5 @@
 -- The member index lists what a fresh walk over the shards' headers finds, entry by entry.
+-- Holds if equal: raw_shards, shard_members.
 select
     shard,
     ordinal,

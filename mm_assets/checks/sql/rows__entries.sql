@@ -5,9 +5,8 @@ with
 samples as (
     select j.ordinal, r.sample_id, j.frame_name, j.num_bad_texts, j.num_bad_lists, m.shard, m.sample_key, m.folder, m.member
     from interleaved_json as j
-    join rows as r using (ordinal)
-    join rows_source_refs as s using (ordinal)
-    join index_members as m on m.shard = s.path and m.member = s.member
+    join rows_with_texts_locators as r using (ordinal)
+    join index_members as m on m.shard = r.path and m.member = r.member
 ),
 
 -- A name is a member's, or that of one in the folder of the JSON.
@@ -97,18 +96,16 @@ found as (
         s.ordinal,
         r.modality,
         r.position,
-        t.text_content_digest as text_digest,
-        f.path,
-        f.member,
-        f.frame_index,
+        r.text_content_digest as text_digest,
+        r.path,
+        r.member,
+        r.frame_index,
         r.content_type,
         r.materialize_error,
         r.ordinal as row_number,
         lag(r.modality) over (partition by s.ordinal, r.position order by r.ordinal) as modality_before
-    from rows as r
+    from rows_with_texts_locators as r
     join samples as s using (sample_id)
-    left join rows_texts as t on t.ordinal = r.ordinal
-    left join rows_source_refs as f on f.ordinal = r.ordinal
     where r.position >= 0
 ),
 

@@ -10,7 +10,6 @@ interleaved as (
 counted as (
     select
         r.*,
-        s.frame_index,
         m.modality as expected_modality,
         m.content_type as expected_type,
         m.is_metadata,
@@ -22,13 +21,12 @@ counted as (
             ),
             0
         )
-        + case when m.is_pdf then coalesce(s.frame_index, 0) else 0 end as expected_position,
+        + case when m.is_pdf then coalesce(r.frame_index, 0) else 0 end as expected_position,
         -- Rows up to the last that names the same member, less those before the first that does.
         count(*) over members - rank() over members + 1 as rows_of_member
-    from rows as r
-    left join rows_source_refs as s using (ordinal)
+    from rows_with_locators as r
     left join index_members as m
-        on m.shard = s.path and m.member = s.member and m.byte_offset is not distinct from s.byte_offset
+        on m.shard = r.path and m.member = r.member and m.byte_offset is not distinct from r.byte_offset
     where
         r.position >= 0
         and r.ordinal < (select ordinal from first_listed)

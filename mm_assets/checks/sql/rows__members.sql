@@ -12,7 +12,7 @@ from (
     union all
     select shard, null, null, null, 'index' from shards where shard not in (select shard from raw_shards)
     union all
-    select path, member, byte_offset, null, 'rows' from rows_source_refs
+    select path, member, byte_offset, null, 'rows' from rows_with_locators
     union all
     select shard, member, null, reason, 'rejects' from rejects where member is not null or reason = 'empty_shard'
 )

@@ -7,10 +7,9 @@ own as (
         min(r.ordinal) as row_number,
         arg_min(m.shard, r.ordinal) as shard,
         arg_min(m.sample_key, r.ordinal) as sample_key
-    from rows as r
-    join rows_source_refs as s using (ordinal)
+    from rows_with_locators as r
     join index_members as m
-        on m.shard = s.path and m.member = s.member and m.byte_offset is not distinct from s.byte_offset
+        on m.shard = r.path and m.member = r.member and m.byte_offset is not distinct from r.byte_offset
     where r.ordinal < (select ordinal from first_listed)
     group by r.sample_id
 ),

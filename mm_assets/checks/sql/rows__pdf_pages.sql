@@ -15,15 +15,13 @@ found as (
         r.sample_id,
         r.modality,
         r.content_type,
-        s.frame_index,
-        t.text_content_digest as text_digest,
+        r.frame_index,
+        r.text_content_digest as text_digest,
         m.shard,
         m.ordinal
-    from rows as r
-    join rows_source_refs as s using (ordinal)
-    left join rows_texts as t using (ordinal)
+    from rows_with_texts_locators as r
     join index_members as m
-        on m.shard = s.path and m.member = s.member and m.byte_offset is not distinct from s.byte_offset
+        on m.shard = r.path and m.member = r.member and m.byte_offset is not distinct from r.byte_offset
     where m.is_pdf and m.is_read and r.position >= 0 and r.sample_id not in (select sample_id from interleaved)
 ),
 

@@ -44,17 +44,15 @@ named as (
 
 known as (
     select distinct r.sample_id, m.shard, m.sample_key
-    from rows as r
-    join rows_source_refs as s using (ordinal)
-    join index_members as m on m.shard = s.path and m.member = s.member
+    from rows_with_locators as r
+    join index_members as m on m.shard = r.path and m.member = r.member
 ),
 
 -- Members that a sample has itself, and does not only name in its lists.
 owned as (
-    select distinct s.path as shard, s.member
-    from rows as r
-    join rows_source_refs as s using (ordinal)
-    where s.member is not null and (r.modality = 'metadata' or r.sample_id not in (select sample_id from interleaved))
+    select distinct r.path as shard, r.member
+    from rows_with_locators as r
+    where r.member is not null and (r.modality = 'metadata' or r.sample_id not in (select sample_id from interleaved))
 ),
 
 sizes as (

@@ -1,10 +1,9 @@
 -- A sample has the id that its JSON or its member key gives, and its metadata row holds its JSON, if it has any.
 with
 sources as (
-    select r.*, s.path, s.member, t.metadata_json_digest is not null as has_json
-    from rows as r
-    left join rows_source_refs as s using (ordinal)
-    left join rows_texts as t using (ordinal)
+    select
+        ordinal, sample_id, modality, content_type, path, member, metadata_json_digest is not null as has_json
+    from rows_with_texts_locators as r
     where r.ordinal < (select ordinal from first_listed)
 ),
 

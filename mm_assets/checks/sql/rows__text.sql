@@ -6,8 +6,7 @@ select
     text_content_digest is not null as has_text,
     metadata_json_digest is not null as has_metadata,
     materialize_error
-from rows
-left join rows_texts using (ordinal)
+from rows_with_texts
 where
     (text_content_digest is not null and modality <> 'text')
     or (metadata_json_digest is not null and modality <> 'metadata')

@@ -1,5 +1,5 @@
 -- User columns hold what the sample's JSON says: on the metadata row, or item by item.
--- Holds without rows in: rows_user.
+-- Holds without rows in: user_columns.
 with
 items as (
     select m.sample_id, e.modality, e.position, e.user_digest
@@ -9,15 +9,21 @@ items as (
 ),
 
 expected as (
-    select r.ordinal, r.sample_id, r.position, r.modality, coalesce(j.user_digest, i.user_digest) as user_digest
-    from rows as r
+    select
+        r.ordinal,
+        r.sample_id,
+        r.position,
+        r.modality,
+        r.user_digest,
+        coalesce(j.user_digest, i.user_digest) as expected_digest
+    from rows_with_user as r
     left join sample_json as j using (ordinal)
     left join items as i using (sample_id, modality, position)
     where r.ordinal < (select ordinal from first_listed)
 )
 
-select ordinal as row_number, e.sample_id, e.position, e.modality
-from expected as e
-join rows_user as f using (ordinal)
-where f.user_digest is distinct from e.user_digest
+select ordinal as row_number, sample_id, position, modality
+from expected
+cross join (select count(*) as number from user_columns)
+where number > 0 and user_digest is distinct from expected_digest
 order by row_number

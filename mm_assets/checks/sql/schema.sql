@@ -1,4 +1,5 @@
 -- The tables have exactly the declared columns: names, order, types and which of them may be null.
+-- Holds if equal: expected_columns, actual_columns.
 select
     table_name,
     ordinal,

@@ -2,22 +2,10 @@
 with
 described as (
     select
-        r.ordinal,
-        r.sample_id,
-        r.position,
-        r.modality,
-        r.content_type,
-        r.source_ref,
-        s.* exclude (ordinal),
-        p.* exclude (ordinal),
-        c.content_size,
-        c.crc32c,
+        *,
         -- A text is part of the bytes there, or decoded from them.
-        s.uri is not null and p.is_stored and r.modality <> 'text' as has_content
-    from own_rows as r
-    join own_rows_sources as s using (ordinal)
-    left join own_rows_source_refs as p using (ordinal)
-    left join own_rows_content as c using (ordinal)
+        uri is not null and is_stored and modality <> 'text' as has_content
+    from own_rows_with_content_locators_sources
 ),
 
 compared as (
