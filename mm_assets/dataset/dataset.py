@@ -71,7 +71,7 @@ def open(
         format: which file of each shard of a manifest to read, ``mult`` or ``mstr``, by default ``mult`` where there
             are both; which files of a folder, needed where it holds both; what a file, or each of a list, must be.
         cache_dir: a local folder that caches what is read of remote files for further epochs and runs, also of
-            several datasets and processes; see ``docs/reading.md``. Local files are not copied into it.
+            several datasets and processes; see ``docs/spec/reading.md``. Local files are not copied into it.
         cache_size: bytes that the folder may take, at least 16 MiB; rounded down to segments of 16 MiB.
 
     Raises:
@@ -801,8 +801,8 @@ class Dataset:
         """Reads samples as an Arrow table, a column for each modality, null if absent.
 
         A column's type follows from the field: a text or JSON is `string`, a number its type, token ids a list, an
-        array of fixed shape nested lists of fixed sizes; ``docs/reading.md`` lists all. What has no columnar form is
-        the stored data bytes, `large_binary`.
+        array of fixed shape nested lists of fixed sizes; ``docs/spec/reading.md`` lists all. What has no columnar form
+        is the stored data bytes, `large_binary`.
 
         Args:
             indices: or a slice or a mask, as for `select`; all samples by default.

@@ -40,7 +40,7 @@ _ROUNDING = Fraction(1, 10**9)  # how far from 1 a sum of fractions may be that 
 def split_rows(
     sample_ids: Iterable[str], count: int, fractions: Mapping[str, float], *, seed: int
 ) -> dict[str, Indices]:
-    """Share samples out by a hash of their ids; the rule is in ``docs/reading.md``.
+    """Share samples out by a hash of their ids; the rule is in ``docs/spec/reading.md``.
 
     Returns the indices of each part, ascending, (n,) int64; arguments and errors as `Dataset.split`.
     """

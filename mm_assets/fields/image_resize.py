@@ -1,7 +1,7 @@
 """From an image's own size to another: the regions of both, and the resampling.
 
 Images that are stored at a size and those that are decoded at one are both resized here. Pixels are (H, W, C) uint8
-throughout. OpenCV resizes where it is installed, else Pillow: docs/loading.md says how far their pixels differ.
+throughout. OpenCV resizes where it is installed, else Pillow: docs/spec/loading.md says how far their pixels differ.
 """
 
 from __future__ import annotations

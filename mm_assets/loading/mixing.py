@@ -35,7 +35,7 @@ def mix(
     Args:
         recipe: path or URL of a recipe in YAML or JSON; or its content, where a `dataset` may be an open dataset or,
             with ``unit: batch``, a loader; or only its sources, each by name as a pair of a dataset or loader and its
-            weight. ``docs/loading.md`` lists the keys.
+            weight. ``docs/spec/loading.md`` lists the keys.
         seed: of the choice of sources and of their orders, instead of the recipe's.
         num_batches: of an iteration with ``unit: batch``, instead of the recipe's; by default as many as the sources
             have together in an epoch of each.

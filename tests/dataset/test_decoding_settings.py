@@ -186,21 +186,26 @@ def test_real_images_and_sounds(shared_data, tmp_path, form):
         assert batch["image"].present.sum() == batch["sound"].present.sum() == 12
 
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reading.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = {page: (DOCS / page).read_text(encoding="utf-8") for page in ("reading.md", "spec/reading.md")}
 
 
-def test_the_page_runs(tmp_path, monkeypatch):
-    """The examples of docs/reading.md run one after the other, as they stand."""
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    """The examples of a page on reading run one after the other."""
     monkeypatch.chdir(tmp_path)
+    with mm_assets.create("packed/captions/", {"image": ImageField(), "text": TextField()}) as writer:
+        writer.write("0", {"image": np.zeros((8, 8, 3), np.uint8), "text": "black"})
     space: dict[str, Any] = {}
-    for example in re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL):
-        exec(compile(example, "docs/reading.md", "exec"), space)
+    for example in re.findall(r"^```python\n(.*?)^```", PAGES[page], flags=re.MULTILINE | re.DOTALL):
+        exec(compile(example, f"docs/{page}", "exec"), space)
     assert decoding_threads() == []
 
 
-def test_the_page_names_what_there_is():
-    """Every method and argument that docs/reading.md puts in backticks with a bracket exists."""
-    for name in re.findall(r"`(\w+)\(", PAGE):
+@pytest.mark.parametrize("page", PAGES)
+def test_the_methods_that_a_page_names_exist(page):
+    """Every name in backticks before a parenthesis is a method of a dataset, or a function beside it."""
+    for name in re.findall(r"`(\w+)\(", PAGES[page]):
         assert hasattr(mm_assets.Dataset, name) or hasattr(mm_assets.dataset.dataset, name), name
 
 

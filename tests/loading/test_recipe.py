@@ -411,6 +411,6 @@ def test_a_state_of_samples_is_of_its_recipe(data: dict[str, Dataset]) -> None:
 
 def test_every_key_is_documented() -> None:
     """Each key of a recipe is in the tables of the page."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "loading.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "spec" / "loading.md").read_text(encoding="utf-8")
     part = page.split("## Mixing datasets")[1].split("\n## ")[0]
     assert [key for key in {*KEYS, *SOURCE_KEYS, *MIX_KEYS, *OPTION_KEYS} if f"`{key}`" not in part] == []

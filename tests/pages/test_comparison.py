@@ -1,10 +1,13 @@
-"""docs/comparison.md against the tables of the benchmarks; run as a script, this writes the page's table again."""
+"""The tables of docs/comparison.md and README.md against those of the benchmarks; run as a script, this writes them."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "comparison.md"
+README = REPOSITORY / "README.md"
 BENCHMARKS = (REPOSITORY / "benchmarks" / "README.md").read_text(encoding="utf-8")
 RESULTS = (REPOSITORY / "benchmarks" / "loading" / "results.md").read_text(encoding="utf-8")
 
@@ -24,6 +27,18 @@ MEASURES = {
     "size": "overhead of the files, %",
 }
 CANNOT = {("WebDataset", "open_warm")}  # it opens nothing before it is iterated
+
+STRENGTHS = (
+    ("WebDataset", "reading in order, samples/s", "webdataset", "sequential_all"),
+    ("MDS", "random access, samples/s", "mosaicml-streaming", "random_all"),
+    ("MDS", "the same without the page cache, samples/s", "mosaicml-streaming", "cold_random"),
+    ("Hugging Face `datasets`", "memory-mapped tables, random samples/s", "hf-datasets", "random_all"),
+    ("LMDB", "key-value look-ups, samples/s", "lmdb", "random_all"),
+    ("Lance", "one column of random rows, values/s", "lance", "random_text"),
+    ("FFCV", "decoded training batches, images/s", "ffcv", "decoded_exact"),
+    ("LitData", "from opening to the first batch, ms", "litdata", "first_batch"),
+)
+"""What other projects are known for: the project, its strength, and its candidate and row in the benchmarks' table."""
 
 
 def glance() -> dict[str, dict[str, str]]:
@@ -46,16 +61,28 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def page(text: str) -> str:
-    """The page with the table as the benchmarks have it."""
-    head, mark, rest = text.partition("<!-- figures -->\n")
-    return f"{head}{mark}{table()}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+def strengths() -> str:
+    """The table of the README: what others are known for, measured with them and with MULT."""
+    values = glance()
+    lines = ["| project | its strength | theirs | ours |", "| --- | --- | ---: | ---: |"]
+    for project, strength, candidate, row in STRENGTHS:
+        lines.append(f"| {project} | {strength} | {values[candidate][row]} | {values['mult'][row]} |")
+    return "\n".join(lines)
 
 
-def test_the_table_is_that_of_the_benchmarks() -> None:
-    """The page is what `python tests/pages/test_comparison.py` writes."""
-    text = PAGE.read_text(encoding="utf-8")
-    assert text == page(text)
+TABLES = {PAGE: table, README: strengths}
+
+
+def page(path: Path) -> str:
+    """A page with the table as the benchmarks have it."""
+    head, mark, rest = path.read_text(encoding="utf-8").partition("<!-- figures -->\n")
+    return f"{head}{mark}{TABLES[path]()}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: str(path.name))
+def test_the_table_is_that_of_the_benchmarks(path: Path) -> None:
+    """Both pages are what `python tests/pages/test_comparison.py` writes."""
+    assert path.read_text(encoding="utf-8") == page(path)
 
 
 def test_versions_and_ratios_are_those_of_the_benchmarks() -> None:
@@ -73,4 +100,5 @@ def test_versions_and_ratios_are_those_of_the_benchmarks() -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in TABLES:
+        path.write_text(page(path), encoding="utf-8")

@@ -337,15 +337,15 @@ def test_other_programs_find_the_media_in_the_shards(
 ) -> None:
     """The examples read every image from the user's own tar, each with one library and none with this project."""
     pytest.importorskip(library, reason="is not a dependency")
-    explore = (DOCS / "explore.md").read_text(encoding="utf-8")
-    first, *examples = blocks(section(explore, "## Media without mm-assets"), "python")
+    viewer = (DOCS / "spec" / "viewer.md").read_text(encoding="utf-8")
+    first, *examples = blocks(section(viewer, "## Media without mm-assets"), "python")
     (example,) = (code for code in examples if re.search(rf"^(import|from) {library}\b", code, re.MULTILINE))
     assert "mm_assets" not in first + example
     monkeypatch.chdir(captions.parent.parent)
     space: dict[str, Any] = {}
-    exec(compile(first, "docs/explore.md", "exec"), space)
+    exec(compile(first, "docs/spec/viewer.md", "exec"), space)
     rows = pq.read_table(space["tables"], filters=pc.field("modality") == "image")
-    exec(compile(example, "docs/explore.md", "exec"), space)
+    exec(compile(example, "docs/spec/viewer.md", "exec"), space)
     contents = dict(zip(rows["sample_id"].to_pylist(), rows["binary_content"].to_pylist(), strict=True))
     assert len(contents) > 20
     assert space["images"] == contents

@@ -1,30 +1,39 @@
-"""The examples of docs/loading.md run, and its defaults and limits are those of the code."""
+"""The examples of the pages on loading run, and their defaults and limits are those of the code."""
 
 import inspect
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import mm_assets
 from mm_assets import Budget, MultimodalLoader, SequencePacker
+from mm_assets.fields import ImageField, TextField
 from mm_assets.loading.batches import MAX_STAND_INS
 from mm_assets.loading.loader import MAX_REPORTED
 from mm_assets.loading.order import Blocks
 from mm_assets.loading.rules import KEYS, TYPES
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "loading.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "spec" / "loading.md").read_text(encoding="utf-8")
 
 
-def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every Python block of the page runs after those before it."""
+@pytest.mark.parametrize(("page", "count"), [("loading.md", 9), ("spec/loading.md", 6)])
+def test_the_examples_run_in_order(page: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every Python block of a page runs after those before it."""
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    examples = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
-    assert len(examples) == 17
+    with mm_assets.create("packed/captions/", {"image": ImageField(), "text": TextField()}) as writer:
+        writer.write("0", {"image": np.zeros((8, 8, 3), np.uint8), "text": "black"})
+    examples = re.findall(
+        r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    assert len(examples) == count
     space: dict[str, object] = {}
     for number, example in enumerate(examples):
-        exec(compile(example, f"docs/loading.md, example {number}", "exec"), space)
+        exec(compile(example, f"docs/{page}, example {number}", "exec"), space)
 
 
 def test_types_keys_and_numbers_are_those_of_the_code() -> None:

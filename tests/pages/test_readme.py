@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -60,23 +61,18 @@ def test_the_declaration_example_is_allowed(tmp_path: Path, monkeypatch: pytest.
     assert (spec.name, spec.pack, len(spec.filters)) == ("web", "interleaved", 3)
 
 
-def test_the_clip_example_runs(tmp_path: Path, demo_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example of a clip's frames and their sound works as printed on the demo clip."""
-    (example,) = [block for block in blocks("python") if "target_frames" in block]
-    packed_demo(tmp_path / "dagster_home" / "data", "video", demo_shards / "video-*.tar")
+def test_the_examples_of_demo_data_run(tmp_path: Path, demo_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both examples read and load the demo captions, and the state is one of a finished epoch."""
+    first, training = [block for block in blocks("python") if "manifest.json" in block]
+    packed_demo(tmp_path / "packed", "default", demo_shards / "captions-*.tar")
+    (tmp_path / "dagster_home" / "data").mkdir(parents=True)
+    (tmp_path / "dagster_home" / "data" / "captions").symlink_to(tmp_path / "packed" / "default")
     monkeypatch.chdir(tmp_path)
-    found: dict[str, object] = {}
-    exec(compile("import mm_assets\n" + example, "README.md", "exec"), found)
-    assert found["clip"].frames.shape[0] == 8
-    assert len(found["sound"]) == found["stop"] - found["start"] > 0
-
-
-def test_the_loader_example_runs(tmp_path: Path, demo_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example of a loader works as printed on the demo captions, and its state is one of a finished epoch."""
-    (example,) = [block for block in blocks("python") if "MultimodalLoader(" in block]
-    packed_demo(tmp_path / "dagster_home" / "data", "captions", demo_shards / "captions-*.tar")
-    monkeypatch.chdir(tmp_path)
-    found: dict[str, object] = {}
-    exec(compile("import mm_assets\n" + example, "README.md", "exec"), found)
-    assert found["batch"]["image"].shape[1:] == (64, 64, 3)
-    assert found["state"]["epoch"] in (0, 1)
+    names: dict[str, Any] = {}
+    exec(compile(first, "README.md", "exec"), names)
+    assert len(names["captions"]) == 40
+    assert len(names["batch"]["image"]) == 8
+    names["data"].close()
+    exec(compile(training, "README.md", "exec"), names)
+    assert names["batch"]["image"].shape[1:] == (64, 64, 3)
+    assert names["state"]["epoch"] in (0, 1)

@@ -45,8 +45,9 @@ class ApiPage:
 PAGES = {
     "dataset.md": ApiPage(
         title="Python: datasets",
-        about="Packed files as samples. [Reading](../reading.md) explains them with examples, [time](../timeline.md) "
-        "the look-ups by time, [embeddings](../embeddings.md) added streams and search.",
+        about="`open`, `create` and `Dataset`: samples in packed files. [Reading](../reading.md), "
+        "[writing](../writing.md), [time](../timeline.md), [embeddings](../embeddings.md) and [exports](../exports.md) "
+        "have examples.",
         names={
             "mm_assets": (
                 "open", "create", "merge", "tables", "dataset_card", "DatasetCard", "Dataset", "DatasetWriter",
@@ -63,7 +64,8 @@ PAGES = {
     ),
     "loading.md": ApiPage(
         title="Python: loading",
-        about="Batches for training. [Loading](../loading.md) explains them with examples.",
+        about="Batches for training. [Loading](../loading.md) has examples, and [its rules](../spec/loading.md) all "
+        "limits.",
         names={
             "mm_assets": (
                 "MultimodalLoader", "Blocks", "Budget", "SequencePacker", "LoaderStats", "MultimodalCollator", "Ragged",
@@ -73,7 +75,7 @@ PAGES = {
     ),
     "values.md": ApiPage(
         title="Python: values",
-        about="What fields decode to, and take. [Fields](../spec/fields.md) has the bytes.",
+        about="The values that fields encode and decode. [Fields](../spec/fields.md) specifies their bytes.",
         names={
             "mm_assets.fields": (
                 "Audio", "VideoAudio", "VideoFile", "Clip", "TimeSeries", "TimedSegment", "segments_at",
@@ -85,7 +87,8 @@ PAGES = {
     ),
     "fields.md": ApiPage(
         title="Python: fields",
-        about="A field encodes the values of a modality. [Fields](../spec/fields.md) has each setting and every byte.",
+        about="A field encodes and decodes the values of a modality. [Fields](../spec/fields.md) specifies settings "
+        "and bytes.",
         names={
             "mm_assets.fields": (
                 "BytesField", "TextField", "JSONField", "NDArrayField", "ScalarField", "ImageField", "DepthField",
@@ -97,8 +100,9 @@ PAGES = {
     ),
     "extending.md": ApiPage(
         title="Python: your own filters, fields and sources",
-        about="What a class of your own derives from, and the tests that it should pass. Examples of [filters]"
-        "(../filters.md#your-own), [fields](../how-to/own-field.md) and [sources](../spec/sources.md#your-own-source).",
+        about="Base classes and protocols of your own classes, and the tests that they should pass. "
+        "[Filters](../filters.md#your-own), [fields](../how-to/own-field.md) and "
+        "[sources](../spec/sources.md#your-own-source) have examples.",
         names={
             "mm_assets.filters": ("Filter", "MeasuredRowFilter", "Annotator", "Block", "Drop"),
             "mm_assets.fields": ("Field", "Encoded", "register_field"),
@@ -108,7 +112,8 @@ PAGES = {
     ),
     "formats.md": ApiPage(
         title="Python: containers",
-        about="The two containers with opaque payloads. [Format](../spec/format.md) has every byte.",
+        about="Readers and writers of MULT and MSTR with opaque payloads. [Format](../spec/format.md) specifies "
+        "the bytes.",
         names={
             "mm_assets.formats": (
                 "open_reader", "MultReader", "MultWriter", "MstrReader", "MstrWriter", "ModalitySpec", "Payload",
@@ -118,8 +123,8 @@ PAGES = {
     ),
     "errors.md": ApiPage(
         title="Python: errors",
-        about="Everything that the package raises on purpose. [Troubleshooting](../how-to/troubleshooting.md) has the "
-        "messages and what to do.",
+        about="Every exception that the package defines. [Troubleshooting](../how-to/troubleshooting.md) lists "
+        "messages and what to do about them.",
         names={"mm_assets.errors": None},
         with_methods=False,
     ),
@@ -250,8 +255,8 @@ def command_line() -> str:
     parts = [
         "# Command line",
         "`mm-assets COMMAND --help` prints the same. Results go to standard output, everything else to standard error. "
-        "Exit code 0: success; 1: a requested operation failed or a file is damaged; 2: the command was used wrongly. "
-        "[Running](../running.md) explains what the commands do.",
+        "The exit code is 0 for success, 1 if an operation failed or a file is damaged, and 2 for wrong usage. "
+        "[Running](../running.md) has examples.",
         "<!-- Made by tests/pages/test_reference.py from the commands. -->",
     ]
     group = click.Context(main, info_name="mm-assets", **main.context_settings)
