@@ -19,7 +19,7 @@ from mm_assets.dataset.codecs import DatasetFields
 from mm_assets.dataset.open_files import DatasetIds, OpenFiles
 from mm_assets.dataset.reader import SampleReader
 from mm_assets.dataset.selection import matching_rows
-from mm_assets.dataset.vector_index import VectorReader, best_of, open_index, vector_layout
+from mm_assets.dataset.vector_index import VectorReader, best_of, open_index
 from mm_assets.dataset.vectors import SPARE, BestRows, Metric, Vectors, check_metric, nearness, prepared, scores_of
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.formats.batch import check_index
@@ -136,7 +136,7 @@ def _modalities(fields: DatasetFields, modality: str | Sequence[str] | None) -> 
         if not names:
             raise ConfigError("arguments", "modality", "found no name")
         return names
-    vectors = [name for name in fields.names if vector_layout(fields.known.get(name))]
+    vectors = [name for name, field in fields.known.items() if field.vector_size]
     if len(vectors) != 1:
         existing = ", ".join(vectors) or "none"
         raise ConfigError("arguments", "modality", f"name what to search: the modalities of vectors are {existing}")

@@ -36,7 +36,6 @@ from mm_assets.errors import (
     TruncatedError,
     meant,
 )
-from mm_assets.fields import ArraySpec, Field, NDArrayField
 from mm_assets.formats import crc32c
 from mm_assets.storage.store import Store
 
@@ -51,7 +50,6 @@ __all__ = [
     "index_name_of",
     "open_index",
     "read_record",
-    "vector_layout",
 ]
 
 INDEXES = "indexes"  # folder
@@ -477,11 +475,12 @@ class VectorReader:
         if modality not in fields.names:
             existing = ", ".join(fields.names)
             raise KeyError(f"no modality {modality!r}, there are {existing}{meant(modality, fields.names)}")
-        layout = vector_layout(fields.known.get(modality))
-        if layout is None:
-            detail = f"is {fields.known.get(modality)}, expected vectors: an NDArrayField of one dimension"
+        field = fields.known.get(modality)
+        size = None if field is None else field.vector_size
+        if size is None:
+            detail = f"is {field}, expected vectors: an NDArrayField of one dimension"
             raise SchemaMismatchError(f"{files.name}: {modality} {detail}")
-        self.dimensions = layout
+        self.dimensions = size
 
     def blocks(
         self, indices: npt.NDArray[np.int64]
@@ -520,15 +519,6 @@ class VectorReader:
                 where = f"{self._files.name}: sample {DatasetIds(self._files)[index]!r}, modality {self._modality!r}"
                 raise SchemaMismatchError(f"{where}: found {found}, expected numbers of shape {expected}")
         return np.stack(values)
-
-
-def vector_layout(field: Field | None) -> int | None:
-    """Returns the numbers of a field's vectors, 0 if it allows any; None if its values are not vectors."""
-    layout = None if field is None else field.value_layout
-    if isinstance(layout, ArraySpec):
-        is_vector = len(layout.shape) == 1 and layout.shape[0] > 0 and layout.dtype.kind in "iuf"
-        return layout.shape[0] if is_vector else None
-    return 0 if isinstance(field, NDArrayField) and layout is None and len(field.shape or (0,)) == 1 else None
 
 
 # --- building ---------------------------------------------------------------------------------------------------------

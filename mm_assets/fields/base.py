@@ -494,6 +494,13 @@ class Field(ABC):
         return None
 
     @property
+    def vector_size(self) -> int | None:
+        """Numbers of a value if values are vectors of real numbers, 0 if the sizes vary; None for other values."""
+        layout = self.value_layout
+        is_vector = isinstance(layout, ArraySpec) and len(layout.shape) == 1 and layout.dtype.kind in "iuf"
+        return (layout.shape[0] or None) if is_vector and isinstance(layout, ArraySpec) else None
+
+    @property
     def empty_value(self) -> Any:
         """A value without elements, whose arrays have the dtype and rank of this field's values.
 

@@ -111,6 +111,11 @@ class NDArrayField(Field):
         shape = tuple(extent for extent in self.shape if extent is not None)
         return ArraySpec(shape, dtype) if len(shape) == len(self.shape) else None
 
+    @property
+    def vector_size(self) -> int | None:
+        """Also 0 if the dtype or the size is open."""
+        return 0 if self.value_layout is None and len(self.shape or (0,)) == 1 else super().vector_size
+
     def _mismatch(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str | None:
         """What this field expects, if the array is not of it."""
         if self._value_dtype not in (None, dtype.newbyteorder("<")):
