@@ -157,29 +157,32 @@ def table_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
 class Measured:
     """Relations over tables of one partition, kept for the checks of later stages that read the same files.
 
-    A file is the same as long as its inode, size and time of change are, which another file in its place or a write to
-    it changes. Damage below that, on the disk, is found by the digest that a stage verifies before it reads a table.
+    A file is the same as long as its inode, size and time are, which another file in its place or a write to it
+    changes; two tables may be one file. Damage below that, on the disk, is found by the digest that a stage verifies
+    before it reads a table.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, Path], tuple[tuple[int, int, int], pa.Table]] = {}
+        self._kept: dict[tuple[str, tuple[int, int, int]], pa.Table] = {}
 
     def forget_others(self, paths: Iterable[Path]) -> None:
         """Drops the relations over all other files: no stage reads the tables of one that is further back again."""
-        read = set(paths)
+        read = {_identity(path) for path in paths if path.exists()}
         self._kept = {name: kept for name, kept in self._kept.items() if name[1] in read}
 
     def get(self, relation: str, path: Path, make: Callable[[], pa.Table]) -> pa.Table:
         """A relation over a local table, made where it is not kept; the oldest goes where all need too much memory."""
-        status = os.stat(path)
-        identity = (status.st_ino, status.st_size, status.st_ctime_ns)
-        kept, table = self._kept.get((relation, path), (None, None))
-        if kept != identity:
-            table = make()
-            self._kept[relation, path] = identity, table
-            while len(self._kept) > 1 and sum(kept.nbytes for _, kept in self._kept.values()) > _MAX_MEASURED:
+        name = relation, _identity(path)
+        if name not in self._kept:
+            self._kept[name] = make()
+            while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > _MAX_MEASURED:
                 del self._kept[next(iter(self._kept))]
-        return table
+        return self._kept[name]
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def table_named(relation: str) -> str:

@@ -117,21 +117,19 @@ class SequenceField(Field):
         return self._join(self._pairs(items))
 
     def _join(self, pairs: Iterable[tuple[int, Encoded]]) -> Encoded:
-        positions, items = [], []
-        for position, item in pairs:
-            positions.append(position)
-            items.append(item)
+        joined = list(pairs)
+        count = len(joined)
         size = self.inner.metadata_type.itemsize
-        offsets_start, _, items_start = _starts(len(items), size)
-        offsets = [*accumulate((len(item.data) for item in items), initial=items_start)]
+        offsets_start, _, items_start = _starts(count, size)
+        offsets = [*accumulate([len(item.data) for _, item in joined], initial=items_start)]
         self._expect_data_size(offsets[-1])
         parts: list[bytes | memoryview] = [
-            pack(f"<{len(positions)}i", *positions).ljust(offsets_start, b"\0"),
-            pack(f"<{len(offsets)}Q", *offsets),
-            *(item.metadata for item in items),
-            *(item.data for item in items),
+            pack(f"<{count}i", *[position for position, _ in joined]).ljust(offsets_start, b"\0"),
+            pack(f"<{count + 1}Q", *offsets),
+            *[item.metadata for _, item in joined],
+            *[item.data for _, item in joined],
         ]
-        return Encoded(self._pack_record(len(items), self.inner.TYPE_ID, size), b"".join(parts))
+        return Encoded(self._pack_record(count, self.inner.TYPE_ID, size), b"".join(parts))
 
     def check(self, value: Iterable[tuple[int, Any]]) -> None:
         """Check each item as its field does."""

@@ -78,6 +78,10 @@ class FilterStream:
         batch_bytes: content of one block after `fetch`, in bytes.
         threads: threads that decode and hash.
 
+    Attributes:
+        only_selects: whether the kept rows are some of those that come in, with the same values.
+        selected: (n,) int64, the number of each row of the last batch among those that came in.
+
     Raises:
         SchemaMismatchError: the annotators and the schema disagree, or, while iterating, a block and the schema do.
         FilterError: while iterating, a filter or annotator broke its contract or raised an error of its own, which is
@@ -128,6 +132,8 @@ class FilterStream:
         self._row_schema = schema.row_schema()
         self._filtered_schema = schema.filtered_schema()
         _check_annotators(annotators, schema)
+        self.only_selects = fetch is None and not annotators and not renumber
+        self.selected: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._counts: Counter[str] = Counter({"rows": 0, "samples": 0, "kept": 0, "kept_samples": 0, "dropped": 0})
         self._first_details: dict[tuple[str, str], str] = {}
         self._dropped: list[pa.RecordBatch] = []  # of rows that every step has judged
@@ -212,6 +218,7 @@ class FilterStream:
         passed = np.concatenate(self._passed)
         numbers, self._passed = passed[: table.num_rows], [passed[table.num_rows :]]
         block = self._judge(self._annotate(Block(table, pool=self._pool), self._late), self._late_filters, numbers)
+        self.selected = numbers[block.origin]
         if len(numbers):
             self._release(int(numbers[-1]))
         return block

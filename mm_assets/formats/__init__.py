@@ -10,10 +10,10 @@ from mm_assets.formats.convert import convert, open_reader
 from mm_assets.formats.joined import JoinedReader
 from mm_assets.formats.mstr_add import add_stream
 from mm_assets.formats.mstr_reader import MstrReader
-from mm_assets.formats.mstr_writer import MstrWriter
+from mm_assets.formats.mstr_writer import MstrWriter, write_mstr
 from mm_assets.formats.mult_reader import MultReader
 from mm_assets.formats.mult_writer import MultWriter
-from mm_assets.formats.records import Buffer, ModalitySpec, Payload, crc32c, name_hash
+from mm_assets.formats.records import Buffer, ModalitySpec, Payload, crc32c, crc32c_each, name_hash
 from mm_assets.formats.report import FileDamage, VerifyReport, WriteSummary
 from mm_assets.formats.sample_ids import SampleIds
 
@@ -37,6 +37,8 @@ __all__ = [
     "add_stream",
     "convert",
     "crc32c",
+    "crc32c_each",
     "name_hash",
     "open_reader",
+    "write_mstr",
 ]

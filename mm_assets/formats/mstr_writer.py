@@ -2,19 +2,27 @@
 
 Memory: the metadata tables, 16 bytes and the record per sample and modality, and the ids. Data regions are spooled and
 spliced; with `num_samples` the first one is written in place, because only tables of known size are before it.
+`write_mstr` needs neither, since it knows all sizes from the MULT file of the same samples: it writes in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from mm_assets.errors import EncodeError
-from mm_assets.formats.output import JoinedFile, splice
+from mm_assets.formats.batch import Places
+from mm_assets.formats.mult_writer import MultWriter
+from mm_assets.formats.output import AtomicFile, JoinedFile, splice
 from mm_assets.formats.records import (
     FILL,
+    IDS_SECTION,
     MAX_PAYLOAD_SIZE,
     MSTR_BODY_PTR,
     MSTR_DESCRIPTOR,
@@ -25,6 +33,8 @@ from mm_assets.formats.records import (
     PAGE,
     PAYLOAD_ALIGNMENT,
     ROW_PREFIX,
+    SCHEMA_SECTION,
+    Buffer,
     ModalitySpec,
     Payload,
     Trailer,
@@ -33,8 +43,12 @@ from mm_assets.formats.records import (
     mstr_row,
     name_hash,
 )
-from mm_assets.formats.tail import TailWriter
+from mm_assets.formats.report import WriteSummary
+from mm_assets.formats.tail import TailWriter, dump_schema
 from mm_assets.formats.writer import PackedWriter
+
+_NEAR = 8 << 10  # bytes between two payloads that are read with them, since another read takes longer
+_READ = 1 << 20  # bytes of payloads that are read together
 
 
 class _Stream:
@@ -138,3 +152,141 @@ def header_page(num_samples: int, stream_table: Sequence[tuple[int, ...]], trail
     page[MSTR_TRAILER_PTR:] = trailer.to_bytes()  # whose checksum counts as zero
     page[MSTR_TRAILER_PTR:] = trailer._replace(head_crc32c=crc32c(page)).to_bytes()
     return bytes(page)
+
+
+def write_mstr(
+    mult: MultWriter,
+    path: Path,
+    blocks: Iterable[tuple[int, Buffer]],
+    *,
+    fsync: bool = True,
+    observe: Callable[[Buffer], object] = lambda _: None,
+) -> WriteSummary:
+    """Writes the samples of a finished MULT file as MSTR, in order: the bytes that an `MstrWriter` writes.
+
+    Args:
+        mult: the writer of the MULT file, closed.
+        path: the target; replaced when everything is written.
+        blocks: position and bytes of each block of the MULT file, from its start to its end, for the largest modality.
+            The payloads of the others are read one by one.
+        fsync: wait for the disk before the file takes its place.
+        observe: called with each part of the file, in order.
+
+    Raises:
+        OSError: the disk did not take all of it, or the MULT file was truncated; the target is untouched.
+    """
+    target = AtomicFile(path)
+    try:
+        for part in _parts(mult, blocks):
+            target.file.write(part)
+            observe(part)
+        size = target.commit(fsync=fsync)
+    except BaseException:
+        target.abort()
+        raise
+    return WriteSummary(path=path, num_samples=mult.num_samples, num_bytes=size, num_present=mult.num_present)
+
+
+class _Section(list[Buffer]):
+    """Bytes from a position on, before they are written."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__()
+        self._position = position
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Buffer, /) -> None:
+        self.append(data)
+        self._position += len(data)
+
+
+def _parts(mult: MultWriter, blocks: Iterable[tuple[int, Buffer]]) -> Iterator[Buffer]:
+    """Yields the bytes of the MSTR file of a MULT file in order."""
+    streams = [_CopiedStream(spec, mult.places(number)) for number, spec in enumerate(mult.modalities)]
+    table = []
+    position = MSTR_BODY_PTR
+    for stream in streams:
+        stream.place(align(position, PAGE))
+        table.append(stream.descriptor)
+        position = stream.data_ptr + stream.size
+    tail = _Section(position)
+    writer = TailWriter(tail)
+    writer.add(IDS_SECTION, *mult.ids)
+    present = list(mult.num_present.values())
+    checksums = [crc32c(stream.rows) for stream in streams]
+    writer.add(SCHEMA_SECTION, dump_schema("MSTR", mult.modalities, present, mult.provenance, checksums))
+    page = header_page(mult.num_samples, table, writer.finish())
+    yield page + page  # the page and its shadow
+    largest = max(streams, key=lambda stream: stream.size)
+    position = MSTR_BODY_PTR
+    with mult.path.open("rb", buffering=0) as file:
+        for stream in streams:
+            yield bytes(stream.metadata_ptr - position)
+            yield stream.rows
+            yield bytes(stream.data_ptr - stream.metadata_ptr - len(stream.rows))
+            yield from stream.data(blocks if stream is largest else stream.ranges(file.fileno()))
+            position = stream.data_ptr + stream.size
+    yield from tail
+
+
+class _CopiedStream:
+    """One modality, whose payloads are in a MULT file."""
+
+    def __init__(self, spec: ModalitySpec, places: Places) -> None:
+        self._spec = spec
+        self._places = places
+        starts = (places.ptrs + np.uint64(spec.metadata_size))[places.present]
+        self._ends = places.ptrs[places.present] + places.sizes[places.present]
+        self._starts = starts
+        fills = (starts - self._ends) % np.uint64(PAYLOAD_ALIGNMENT)  # wraps, which is what a remainder needs
+        self._sizes = self._ends - starts + fills
+        self.size = int(self._sizes.sum())
+
+    def place(self, metadata_ptr: int) -> None:
+        """Makes the rows of a stream whose table is at a position."""
+        places, size = self._places, self._spec.metadata_size
+        rows = np.zeros(len(places.ptrs), mstr_row(size))
+        self.metadata_ptr, self.data_ptr = metadata_ptr, align(metadata_ptr + rows.nbytes, PAGE)
+        rows["data_ptr"][places.present] = np.cumsum(self._sizes) - self._sizes + np.uint64(self.data_ptr)
+        rows["data_size"][places.present] = self._ends - self._starts
+        rows["crc32c"] = places.crcs
+        assert places.records is not None
+        rows["record"] = places.records.view(f"V{size}").ravel()
+        self.rows = rows.tobytes()
+        stride = rows.dtype.itemsize
+        name, type_id = name_hash(self._spec.name), self._spec.type_id
+        self.descriptor = name, type_id, 0, metadata_ptr, stride, 0, self.data_ptr, self.size
+
+    def ranges(self, fd: int) -> Iterator[tuple[int, Buffer]]:
+        """Yields position and bytes of payloads, those that are near each other in one read."""
+        starts, ends = self._starts.astype(np.int64), self._ends.astype(np.int64)
+        breaks = np.flatnonzero(starts[1:] - ends[:-1] > _NEAR) + 1
+        for first, last in pairwise([0, *breaks.tolist(), len(starts)] if len(starts) else []):
+            end = int(ends[last - 1])
+            for position in range(int(starts[first]), max(end, int(starts[first]) + 1), _READ):
+                yield position, os.pread(fd, min(_READ, end - position), position)
+
+    def data(self, blocks: Iterable[tuple[int, Buffer]]) -> Iterator[bytes]:
+        """Yields the data region in parts of about `_READ` bytes; all blocks are taken."""
+        starts, ends = self._starts.tolist(), self._ends.tolist()
+        number, count = 0, len(starts)
+        parts: list[Buffer] = []
+        size = 0
+        for position, block in blocks:
+            view, stop = memoryview(block), position + len(block)
+            while number < count and min(starts[number], ends[number] - 1) < stop:  # an empty one may be at the end
+                start, end = starts[number], ends[number]
+                parts.append(view[max(start - position, 0) : end - position])
+                if end > stop:
+                    break
+                parts.append(FILL[: (start - end) % PAYLOAD_ALIGNMENT])
+                number += 1
+            size += len(block)
+            if size >= _READ:
+                yield b"".join(parts)
+                parts, size = [], 0
+        yield b"".join(parts)
+        if number < count:
+            raise OSError(errno.EIO, f"a MULT file ends before the payload at byte {starts[number]}")

@@ -1,6 +1,6 @@
 """Writing MULT (2): one record per sample, all its modalities together.
 
-Memory: 24 + 16 * M bytes and the id, per sample; of the samples themselves 16 MiB at most wait to be written.
+Memory: 24 + 16 * M bytes, the records and the id, per sample; of the samples at most 16 MiB wait to be written.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from mm_assets.errors import EncodeError
+from mm_assets.formats.batch import Places
 from mm_assets.formats.output import JoinedFile, splice
 from mm_assets.formats.records import (
     DIRECTORY_SECTION,
@@ -58,6 +59,7 @@ class MultWriter(PackedWriter):
         self._ptrs = [array("Q") for _ in range(count)]  # 0 = absent: a payload never is at 0, a header is
         self._sizes = [array("I") for _ in range(count)]
         self._crcs = [array("I") for _ in range(count)]
+        self._records = [bytearray() for _ in range(count)]  # of the samples that have the modality
         self._position = 0
         if self._announced is None:
             self._spool = self._target.open_spool()
@@ -102,6 +104,7 @@ class MultWriter(PackedWriter):
             self._ptrs[i].append(start + offset)
             self._sizes[i].append(length)
             self._crcs[i].append(crc32c(metadata, data))
+            self._records[i] += metadata
             size = offset + length
         runs[0][0] = self._header.pack(*numbers)
         parts: list[Buffer] = [b"".join(runs[0])]
@@ -147,6 +150,15 @@ class MultWriter(PackedWriter):
         tail.add(DIRECTORY_SECTION, *columns)
         index_ptr = mult_index_ptr(len(self.modalities))
         tail.refer(INDEX_SECTION, index_ptr, len(self._index), crc32c(self._index))
+
+    def places(self, number: int) -> Places:
+        """Returns where the payloads of a modality are in the finished file, with their records."""
+        ptrs = np.frombuffer(self._ptrs[number], np.uint64)
+        sizes = np.frombuffer(self._sizes[number], np.uint32).astype(np.uint64)
+        present = ptrs != 0
+        records = np.zeros((len(ptrs), self.modalities[number].metadata_size), np.uint8)
+        records[present] = np.frombuffer(self._records[number], np.uint8).reshape(-1, records.shape[1])
+        return Places(present, ptrs, sizes, np.frombuffer(self._crcs[number], np.uint32), records)
 
     def _finish_head(self, tail: TailWriter) -> None:
         trailer = tail.finish()

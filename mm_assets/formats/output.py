@@ -24,6 +24,9 @@ from mm_assets.formats.records import Buffer
 JOINED_WRITE = 4 << 20  # bytes gathered before the operating system is called; with less, threads change too often
 _MAX_PARTS = 1000  # of one call; the operating system takes 1024
 _MAX_COPIED = 64 << 10  # of bytes that their owner may change, more are written at once
+# Bytes of one call of the operating system: for more, ext4 on recent kernels looks for large pages, which takes several
+# times as long as the writing.
+_ONE_CALL = 256 << 10
 _MAX_BEHIND = 16 << 20  # bytes that wait for the thread; four gathered writes, so that neither side waits for the other
 
 # Answers of the kernel that mean "not between these two files": the bytes go through this process then.
@@ -118,7 +121,24 @@ class WriteBehind:
 
 def write_at(file: HasDescriptor, parts: Sequence[Buffer], position: int) -> None:
     """Writes all of the parts, one after the other, from a position on."""
-    size = sum(map(len, parts))
+    call: list[Buffer] = []
+    size = 0
+    for part in parts:
+        pieces = [part]
+        if len(part) > _ONE_CALL:
+            view = memoryview(part)
+            pieces = [view[at : at + _ONE_CALL] for at in range(0, len(view), _ONE_CALL)]
+        for piece in pieces:
+            if size + len(piece) > _ONE_CALL:
+                _write_call(file, call, size, position)
+                position += size
+                call, size = [], 0
+            call.append(piece)
+            size += len(piece)
+    _write_call(file, call, size, position)
+
+
+def _write_call(file: HasDescriptor, parts: Sequence[Buffer], size: int, position: int) -> None:
     while size:
         count = os.pwritev(file.fileno(), parts, position)
         position += count

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from mm_assets.errors import CorruptError, EncodeError
 from mm_assets.formats.batch import Head
 from mm_assets.formats.byte_source import ByteSource, MappedFile
-from mm_assets.formats.output import JoinedFile
 from mm_assets.formats.records import (
     SCHEMA_SECTION,
     SECTION_ALIGNMENT,
@@ -85,10 +84,20 @@ def dump_json(schema: Mapping[str, Any]) -> bytes:
         raise EncodeError(f"a field's configuration or the provenance is not JSON: {error}") from error
 
 
+class Appendable(Protocol):
+    """A file that is written in order."""
+
+    def tell(self) -> int:
+        """Where the next byte goes."""
+
+    def write(self, data: Buffer, /) -> None:
+        """Appends bytes."""
+
+
 class TailWriter:
     """Appends sections to a file that is positioned at the end of the body, and collects their table."""
 
-    def __init__(self, file: JoinedFile) -> None:
+    def __init__(self, file: Appendable) -> None:
         self._file = file
         self._entries: list[Section] = []
 

@@ -212,6 +212,21 @@ class PackedWriter(ABC):
         self._id_offsets.append(len(self._id_blob))
         self.num_samples += 1
 
+    @property
+    def num_present(self) -> dict[str, int]:
+        """How many samples so far have each modality."""
+        return dict(zip(self._numbers, self._num_present, strict=True))
+
+    @property
+    def provenance(self) -> Mapping[str, object]:
+        """Where the samples come from, as it is written."""
+        return self._provenance
+
+    @property
+    def ids(self) -> tuple[Buffer, Buffer]:
+        """The section of the ids: where each ends, and their bytes."""
+        return memoryview(self._id_offsets).cast("B"), self._id_blob
+
     def _where(self, sample_id: str) -> str:
         return f"{self.path}, sample {self.num_samples} ({sample_id!r})"
 
@@ -252,7 +267,7 @@ class PackedWriter(ABC):
             self._check_complete()
             self._finish_body()
             tail = TailWriter(self._target.file)
-            tail.add(IDS_SECTION, memoryview(self._id_offsets).cast("B"), self._id_blob)
+            tail.add(IDS_SECTION, *self.ids)
             self._add_sections(tail)
             facts = self._num_present, self._provenance, self._table_checksums()
             tail.add(SCHEMA_SECTION, dump_schema(self.format, self.modalities, *facts))
@@ -262,8 +277,9 @@ class PackedWriter(ABC):
             self._fail(error)
             raise
         self._ended = True
-        counts = dict(zip(self._numbers, self._num_present, strict=True))
-        self._summary = WriteSummary(path=self.path, num_samples=self.num_samples, num_bytes=size, num_present=counts)
+        self._summary = WriteSummary(
+            path=self.path, num_samples=self.num_samples, num_bytes=size, num_present=self.num_present
+        )
         return self._summary
 
     def _check_complete(self) -> None:

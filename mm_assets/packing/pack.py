@@ -2,16 +2,16 @@
 
 Each content row becomes exactly one item of one packed modality (`packable` has dropped what no field accepts), and
 each sample one packed sample, in the table's order. Content that a field stores unchanged is copied and never decoded.
-Memory is one block of rows and one sample.
+Of both files the MSTR file is a copy of the MULT file in another order; each is read at most once to be hashed. Memory
+is one block of rows and one sample.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
@@ -21,11 +21,14 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.errors import EncodeError
-from mm_assets.formats import MstrWriter, MultWriter, Payload, crc32c
+from mm_assets.formats import MstrWriter, MultWriter, Payload, crc32c_each, write_mstr
 from mm_assets.packing.placement import BlockRows, Placement, Placer
 from mm_assets.packing.plan import PackPlan
+from mm_assets.storage.hashed_file import BlockDigest
 
 __all__ = ["PackSummary", "encode_placed", "listing_json", "pack_rows", "placed_contents"]
+
+BLOCK_BYTES = 1 << 20  # of a file that are read at a time, to be hashed and copied
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class PackSummary:
         num_refused: packed modality to the number of contents that its field refused: rows that went to the rest, and
             values of the JSON that are absent; without modalities that refused none.
         num_rest: content rows in the rest.
+        sha256: digest of each file, hexadecimal, by "mult" and "mstr".
         first_refusals: packed modality to the sample and the message of the first content that its field refused.
     """
 
@@ -47,6 +51,7 @@ class PackSummary:
     num_present: dict[str, int]
     num_refused: Counter[str] = field(default_factory=Counter)
     num_rest: int = 0
+    sha256: dict[str, str] = field(default_factory=dict)
     first_refusals: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -62,11 +67,14 @@ class PackSummary:
         self.num_samples += 1
         for taker in placement.present:
             self.num_present[placer.names[taker]] += 1
-            self.num_items += len(placement.items.get(taker, ())) if taker != placer.metadata else 0
+        for taker, items in placement.items.items():
+            self.num_items += len(items) if taker != placer.metadata else 0
         if placer.listing is not None:
             self.num_present[placer.names[placer.listing]] += 1
         if placer.rest is not None:
             self.num_rest += len(placement.items.get(placer.rest, ()))
+        if not placement.unfit and not placement.without:
+            return
         refused = [(unfit.modality, unfit.detail) for unfit in placement.unfit.values()]
         refused += [(placer.names[n], detail) for n, detail in placement.without.items()]
         for name, detail in refused:
@@ -115,43 +123,55 @@ def pack_rows(
         EncodeError: a row cannot be packed that `packable` should have dropped, or a limit of the format is exceeded.
         ValueError: neither file is given.
     """
-    if mult is None and mstr is None:
+    path = mstr if mult is None else mult
+    if path is None:
         raise ValueError("give mult, mstr or both")
+    writer_class: type[MultWriter | MstrWriter] = MstrWriter if mult is None else MultWriter
     placer = Placer(plan, encode=True)
     summary = PackSummary(num_present=dict.fromkeys(placer.names, 0))
     lines: list[bytes] = []
-    with ExitStack() as stack:
-        writers: list[MultWriter | MstrWriter] = []
-        if mult is not None:
-            writers.append(MultWriter(mult, plan.specs(), num_samples=num_samples, provenance=provenance, fsync=fsync))
-            stack.enter_context(writers[-1])
-        if mstr is not None:
-            writers.append(MstrWriter(mstr, plan.specs(), num_samples=num_samples, provenance=provenance, fsync=fsync))
-            stack.enter_context(writers[-1])
+    with writer_class(path, plan.specs(), num_samples=num_samples, provenance=provenance, fsync=fsync) as writer:
         for table in blocks:
             rows = BlockRows(table)
+            placed: list[tuple[int, memoryview]] = []
             for placement in placer.place(rows):
                 sample_id = rows.sample_id[placement.start]
                 payloads = _payloads(placer, rows, placement, sample_id)
-                for writer in writers:
-                    writer.write(sample_id, payloads)
+                writer.write(sample_id, payloads)
                 summary.count(placer, sample_id, placement)
                 packed(rows, placement, payloads)
-                lines += (_digest_line(rows, *placed) for placed in placed_contents(rows, placement))
+                placed += placed_contents(rows, placement)
+            lines += _digest_lines(rows, placed)
         digest = hashlib.sha256()
         for line in sorted(lines):
             digest.update(line)
-        for writer in writers:
-            writer.add_provenance("source_digest", digest.hexdigest())
-            writer.close()
+        writer.add_provenance("source_digest", digest.hexdigest())
+    with BlockDigest() as of_file, BlockDigest() as of_copy:
+        read = _blocks(path, of_file)
+        if isinstance(writer, MultWriter) and mstr is not None:
+            write_mstr(writer, mstr, read, fsync=fsync, observe=of_copy.update)
+            summary.sha256["mstr"] = of_copy.sha256
+        else:
+            deque(read, maxlen=0)
+        summary.sha256[writer.format.lower()] = of_file.sha256
     return summary
 
 
-def _digest_line(rows: BlockRows, row: int, content: memoryview) -> bytes:
-    member = rows.member[row] or ""
-    if rows.frame[row] is not None:
-        member += f"#{rows.frame[row]}"
-    return f"{member}\t{len(content)}\t{crc32c(content):08x}\n".encode()
+def _blocks(path: Path, digest: BlockDigest) -> Iterator[tuple[int, bytes]]:
+    """Yields position and bytes of each block of a file while its digest is computed."""
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+            yield file.tell() - len(block), block
+
+
+def _digest_lines(rows: BlockRows, placed: Sequence[tuple[int, memoryview]]) -> Iterator[bytes]:
+    checksums = crc32c_each([content for _, content in placed])
+    for (row, content), checksum in zip(placed, checksums, strict=True):
+        member, frame = rows.member[row] or "", rows.frame[row]
+        if frame is not None:
+            member += f"#{frame}"
+        yield f"{member}\t{len(content)}\t{checksum:08x}\n".encode()
 
 
 def _payloads(placer: Placer, rows: BlockRows, placement: Placement, sample_id: str) -> dict[str, Payload]:

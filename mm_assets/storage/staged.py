@@ -73,6 +73,11 @@ class StagedStore(Store):
             yield draft
         self._written[draft.name] = draft.result()
 
+    def link(self, file: PublishedFile, name: str, *, durable: bool = True) -> PublishedFile:
+        """As `Store.link`, in the local folder; both names are uploaded."""
+        self._written[name] = super().link(file, name, durable=durable)
+        return self._written[name]
+
     def exists(self, name: str) -> bool:
         """As `Store.exists`, here or in the remote store."""
         return super().exists(name) or self.remote.exists(name)

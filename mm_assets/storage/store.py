@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,7 @@ _ONE_REQUEST = {"max_concurrency": 1}  # else s3fs asks for the size first, and 
 _ONE_UPLOAD = {"chunksize": 5 << 30}  # else s3fs uploads 100 MiB and more in parts, and drops the condition
 _VERSION_FACTS = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")  # file systems differ in them
 _UPLOAD = {"chunksize": 16 << 20, "max_concurrency": 2}  # bytes of one part, and parts in memory at a time
+_OLD = 3600.0  # seconds after which a file that is published once more gets a new time
 _EXCLUSIVE_PATIENCE = 30.0  # seconds: such a block takes milliseconds, or the upload of a file
 
 
@@ -124,7 +126,11 @@ class Draft:
         """A file at `path`, to be written from its first byte to its last; its digest is computed meanwhile."""
         with HashedFile(self.path) as file:
             yield file
-        self._digest = file_state(os.stat(self.path)), file.sha256
+        self.take_digest(file.sha256)
+
+    def take_digest(self, sha256: str) -> None:
+        """Takes the digest of the file as it is now, hexadecimal, computed while it was written or read."""
+        self._digest = file_state(os.stat(self.path)), sha256
 
     def digest(self) -> str:
         """SHA-256 of the file so far, hexadecimal; the file is read if it changed since the digest was computed."""
@@ -357,6 +363,37 @@ class Store:
             digest, size = draft.digest(), path.stat().st_size
             self._publish(path, draft.name, durable=durable)
             draft.published = PublishedFile(path=draft.name, size=size, sha256=digest)
+
+    def link(self, file: PublishedFile, name: str, *, durable: bool = True) -> PublishedFile:
+        """Publishes a file of a local store under one more name, without a copy if the file system has hard links.
+
+        Args:
+            file: as it was published.
+            name: the other name.
+            durable: as for `draft`.
+
+        Raises:
+            SourceError: the file is missing, or the disk is full.
+        """
+        source, target = self.local_path(file.path), Path(self.path_of(name))
+        with (
+            full_disk_named(self.url_of(name)),
+            storage_errors(self.url_of(file.path), f"cannot be published as {name}"),
+            _path_beside(target) as path,
+        ):
+            try:
+                os.link(source, path)
+            except FileNotFoundError:
+                raise
+            except OSError:  # a file system without hard links, or a file that has too many
+                shutil.copyfile(source, path)
+                _sync(path)
+            if time.time() - os.stat(path).st_mtime > _OLD:  # `clean` deletes old files that nothing names yet
+                os.utime(path)
+            path.replace(target)
+            if durable:
+                self.sync([name])
+        return PublishedFile(path=name, size=file.size, sha256=file.sha256)
 
     def publish(self, path: Path, name: str) -> None:
         """Publishes a complete local file, which is moved if the store is local; its digest is not computed.

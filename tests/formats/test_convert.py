@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mm_assets.errors import CorruptError, EncodeError
-from mm_assets.formats import MstrReader, MstrWriter, MultReader, MultWriter, convert, open_reader
+from mm_assets.formats import (
+    MstrReader,
+    MstrWriter,
+    MultReader,
+    MultWriter,
+    convert,
+    mstr_writer,
+    open_reader,
+    write_mstr,
+)
 
 from .container_suite import contents
-from .examples import SAMPLES, SPECS, MemorySource, Writer, plain, without_tail, write
+from .examples import PROVENANCE, SAMPLES, SPECS, MemorySource, Writer, plain, without_tail, write
 
 PAIRS = [(MultWriter, "mult", "mstr"), (MstrWriter, "mstr", "mult")]
 
@@ -53,6 +64,44 @@ def test_any_content(tmp_path_factory: pytest.TempPathFactory, content: tuple) -
     convert(source, folder / "b.mstr", fsync=False)
     convert(folder / "b.mstr", folder / "c.mult", fsync=False)
     assert (folder / "c.mult").read_bytes() == source.read_bytes()
+
+
+@settings(deadline=None, max_examples=40)
+@given(content=contents(), block=st.integers(20, 3000), near=st.sampled_from([0, 64, 1 << 10]))
+def test_a_copy_in_order_is_what_a_writer_writes(
+    tmp_path_factory: pytest.TempPathFactory, content: tuple, block: int, near: int
+) -> None:
+    """An MSTR file that is copied from a MULT file, from its start to its end, has the bytes that its writer writes."""
+    specs, samples = content
+    folder = tmp_path_factory.mktemp("copy")
+    expected = write(MstrWriter, folder / "a.mstr", samples, specs).read_bytes()
+    with MultWriter(folder / "a.mult", specs, provenance=PROVENANCE, fsync=False) as writer:
+        for sample_id, payloads in samples:
+            writer.write(sample_id, payloads)
+    data = (folder / "a.mult").read_bytes()
+    parts: list[bytes] = []
+    blocks = ((start, data[start : start + block]) for start in range(0, len(data), block))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mstr_writer, "_NEAR", near)
+        patch.setattr(mstr_writer, "_READ", 7 * block)
+        summary = write_mstr(writer, folder / "b.mstr", blocks, fsync=False, observe=parts.append)
+    assert b"".join(parts) == (folder / "b.mstr").read_bytes() == expected
+    assert (summary.num_samples, summary.num_bytes) == (len(samples), len(expected))
+
+
+def test_a_copy_of_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    """If the MULT file ends too early, the target stays as it was."""
+    with MultWriter(tmp_path / "a.mult", SPECS, fsync=False) as writer:
+        for sample_id, payloads in SAMPLES:
+            writer.write(sample_id, payloads)
+    target = tmp_path / "b.mstr"
+    target.write_bytes(b"old")
+    os.truncate(tmp_path / "a.mult", writer.places(0).ptrs.max())
+    data = (tmp_path / "a.mult").read_bytes()
+    with pytest.raises(OSError, match="a MULT file ends before the payload at byte"):
+        write_mstr(writer, target, [(0, data)])
+    assert target.read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mult", "b.mstr"]
 
 
 @pytest.mark.parametrize(("writer", "first", "second"), PAIRS)

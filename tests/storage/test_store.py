@@ -1,5 +1,6 @@
 """Files by ranges, and files that appear whole or not at all."""
 
+import errno
 import hashlib
 import os
 import pickle
@@ -25,7 +26,7 @@ from mm_assets.storage.listing import ShardKind, expand_shards
 from mm_assets.storage.ranges import MAX_REQUEST
 from mm_assets.storage.remote import RemoteFile
 from mm_assets.storage.staged import StagedStore
-from mm_assets.storage.store import Snapshot, Store
+from mm_assets.storage.store import PublishedFile, Snapshot, Store
 from mm_assets.storage.urls import storage_errors, storage_fault
 
 CONTENT = bytes(i * 7 % 251 for i in range(5000))
@@ -303,6 +304,34 @@ def test_files_are_deleted_together(tmp_path: Path) -> None:
         store.write_bytes(name, b"1")
     store.delete_all(["a/x", "a/missing", "b/z"])
     assert [*store.sizes("a"), *store.sizes("b")] == ["a/y"]
+
+
+@pytest.mark.parametrize("has_hard_links", [True, False])
+def test_a_file_with_two_names_is_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_hard_links: bool
+) -> None:
+    """A file that is published once more is young, and stays when its first name is deleted."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no hard links")
+
+    store = Store(str(tmp_path))
+    with store.draft("first/a") as draft:
+        draft.path.write_bytes(b"content")
+    os.utime(tmp_path / "first" / "a", (0, 0))
+    with monkeypatch.context() as patch:
+        if not has_hard_links:
+            patch.setattr(os, "link", refused)
+        for _ in range(2):
+            linked = store.link(draft.result(), "second/b")
+    assert linked == PublishedFile(path="second/b", size=7, sha256=hashlib.sha256(b"content").hexdigest())
+    assert (tmp_path / "first" / "a").samefile(tmp_path / "second" / "b") == has_hard_links
+    assert time.time() - (store.modified("second/b") or 0) < 3600
+    store.delete("first/a")
+    assert store.read_bytes("second/b") == b"content"
+    assert [path.name for path in (tmp_path / "second").iterdir()] == ["b"]
+    with pytest.raises(SourceError, match="first/a: cannot be published as third/c"):
+        store.link(draft.result(), "third/c")
 
 
 def test_a_refreshed_file_is_young(tmp_path: Path) -> None:

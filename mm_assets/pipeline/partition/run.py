@@ -19,6 +19,7 @@ from pathlib import Path
 from mm_assets.errors import MmAssetsError, temporary_disk_named
 from mm_assets.pipeline.chain import (
     CHAIN,
+    FILTERED_ROWS,
     MATERIALIZED_ROWS,
     PUBLISHED,
     RAW_SHARDS,
@@ -251,9 +252,11 @@ class _PartitionRun:
             if not self.passed or stage.name in self.results:
                 continue
             yield self._at(stage)
-            if stage is MATERIALIZED_ROWS and stage.tables[0].has_references(work.spec):
-                done = streamed_rows(work, self._at)
-                self.results |= {one.name: result for one, result in done.items()}
+            if stage is MATERIALIZED_ROWS and work.spec.materialize == "read":
+                for done, result in streamed_rows(work, self._at):
+                    self.results[done.name] = result
+                    if done is MATERIALIZED_ROWS and result.passed:
+                        yield self._at(FILTERED_ROWS)
             else:
                 self.results[stage.name] = TABLE_STAGES[stage](work)
         stages = packed_stages(work.spec)

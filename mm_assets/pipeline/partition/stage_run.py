@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -260,6 +262,41 @@ class Run:
             draft.name = file_path(table.name, self.key, draft.digest())
         self.published[table.name] = draft.result()
         self.work.verified(draft.name)
+
+    def shares_rows(self, source: Stage) -> bool:
+        """Whether the main table may be the table of another stage, if it has the same rows."""
+        main, other = self.stage.tables[0], source.tables[0]
+        has_references = main.has_references(self.spec) or other.has_references(self.spec)
+        columns = (table.columns(self.spec, self.schema) for table in (main, other))
+        return self.dataset.store.is_local and not has_references and next(columns).equals(next(columns))
+
+    def write_selection(self, source: Stage, selected: npt.NDArray[np.int64]) -> None:
+        """Writes rows of the table of an earlier stage as the main table; of all rows it is the same file.
+
+        The same rows give the same file, so one more name for the existing file is all that is needed.
+
+        Args:
+            source: a stage for which `shares_rows` holds.
+            selected: numbers of the rows, ascending.
+
+        Raises:
+            SourceError: the table is not what was recorded.
+        """
+        main, existing = self.stage.tables[0], self.work.record(source).files[source.tables[0].name]
+        file = self.read(source)
+        if len(selected) == file.metadata.num_rows:
+            name = file_path(main.name, self.key, existing.sha256)
+            self.published[main.name] = self.dataset.store.link(existing, name, durable=False)
+            self.work.verified(name)
+            return
+        keep = np.zeros(file.metadata.num_rows, np.bool_)
+        keep[selected] = True
+        start = 0
+        with self.write() as sink:
+            for batch in read_batches(file, batch_bytes=self.spec.batch_bytes):
+                mask = keep[start : start + batch.num_rows]
+                sink.write(batch if mask.all() else batch.filter(pa.array(mask)))
+                start += batch.num_rows
 
     def _path(self, stage: Stage, table: Table) -> str:
         """Path of a table of this stage, or of one before it, below the dataset's folder."""

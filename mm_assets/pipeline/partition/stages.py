@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.checks.packed import ExpectedRows, PackedFiles
@@ -164,11 +166,11 @@ def _materialize(run: Run, batches: Iterable[pa.RecordBatch]) -> MaterializeStre
     return run.materialized(batches, fail_on_error=run.spec.on_materialize_error == "fail")
 
 
-def _finish_materialized(run: Run, stream: MaterializeStream | None) -> StageResult:
+def _finish_materialized(run: Run, stream: MaterializeStream | None, seconds: float | None = None) -> StageResult:
     if stream is not None:  # what has just been read is in the page cache
         run.inputs.update((file.url, content_digest(file)) for file in run.files if file.is_local)
     counts = {"rows": run.preview.num_rows, "content_bytes": run.preview.content_bytes}
-    return run.finish(counts=counts if stream is None else {**counts, **stream.counts})
+    return run.finish(counts=counts if stream is None else {**counts, **stream.counts}, seconds=seconds)
 
 
 def filtered_rows(work: PartitionWork) -> StageResult:
@@ -179,46 +181,81 @@ def filtered_rows(work: PartitionWork) -> StageResult:
         SchemaMismatchError: nothing of the partition has a place in the dataset's schema.
     """
     with Run(work, FILTERED_ROWS) as run:
-        counts, notes = _filter(run, run.samples(MATERIALIZED_ROWS))
-        return run.finish(counts=counts, notes=notes, limits=_limits(work.spec))
+        return _finish_filtered(run, _filter(run, run.samples(MATERIALIZED_ROWS)))
 
 
-def streamed_rows(work: PartitionWork, at: Callable[[Stage], object] = lambda _: None) -> dict[Stage, StageResult]:
-    """Both of `materialized_rows` and `filtered_rows` in one step, which reads media from the shards once.
+def streamed_rows(
+    work: PartitionWork, at: Callable[[Stage], object] = lambda _: None
+) -> Iterator[tuple[Stage, StageResult]]:
+    """Both of `materialized_rows` and `filtered_rows` in one pass, which reads media once and no table again.
 
-    For a dataset whose `materialized_rows` have references in place of media. The files and records are those of the
-    two stages one after the other; that of the second is missing where a check of the first failed. Errors likewise.
+    The files and records are those of the two stages one after the other; that of the second is missing if a check of
+    the first failed. Errors likewise: what the second one raises is raised when the first one is complete.
 
     Args:
         work: the partition.
         at: called with the stage that is at work.
+
+    Yields:
+        Each stage when it has been checked, with its result.
     """
+    failure: Exception | None = None
     with Run(work, MATERIALIZED_ROWS) as above, Run(work, FILTERED_ROWS) as run:
         stream = _materialize(above, above.batches(ROWS))
+        batches = iter(stream)
+        is_filtering = False
         with above.write() as sink:
 
             def passing() -> Iterator[pa.RecordBatch]:
-                for batch in stream:
+                nonlocal is_filtering
+                for batch in batches:
                     sink.write(above.preview.observe(batch))
                     at(FILTERED_ROWS)
+                    is_filtering = True
                     yield batch
+                    is_filtering = False
                     at(MATERIALIZED_ROWS)
+                is_filtering = True
 
-            counts, notes = _filter(run, sample_groups(passing(), batch_bytes=work.spec.batch_bytes))
+            try:
+                filtered = _filter(run, sample_groups(passing(), batch_bytes=work.spec.batch_bytes))
+            except Exception as error:  # a filter may raise anything: its error waits until the rows are written
+                if not is_filtering:
+                    raise
+                failure = error
+                at(MATERIALIZED_ROWS)
+                for batch in batches:
+                    sink.write(above.preview.observe(batch))
+        seconds = run.seconds()
         at(MATERIALIZED_ROWS)
-        results = {MATERIALIZED_ROWS: _finish_materialized(above, stream)}
-        if results[MATERIALIZED_ROWS].passed:
+        result = _finish_materialized(above, stream, seconds)
+        yield MATERIALIZED_ROWS, result
+        if result.passed:
             at(FILTERED_ROWS)
-            table = MATERIALIZED_ROWS.tables[0].name
-            run.inputs[table] = above.published[table].sha256
-            results[FILTERED_ROWS] = run.finish(counts=counts, notes=notes, limits=_limits(work.spec))
-        return results
+            if failure is not None:
+                raise failure
+            yield FILTERED_ROWS, _finish_filtered(run, filtered, seconds)
 
 
-def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Writes the tables of `filtered_rows`; the counts and notes of its record."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Filtered:
+    """What filtering found.
+
+    Attributes:
+        counts: of the record.
+        notes: likewise.
+        selected: numbers of the rows that are kept, if the table of them has not been written yet.
+    """
+
+    counts: Mapping[str, int]
+    notes: Sequence[str]
+    selected: npt.NDArray[np.int64] | None
+
+
+def _filter(run: Run, samples: Iterable[pa.Table]) -> _Filtered:
+    """Filters the rows and writes the tables of `filtered_rows`, except the main one if it may be another's."""
     spec = run.spec
-    with Judge(run.plan, policy=spec.on_undecodable, mode=spec.decodable) as judge:
+    with Judge(run.plan, policy=spec.on_undecodable, mode=spec.decodable) as judge, ExitStack() as tables:
         stream = run.filter_stream(
             samples,
             spec.build_annotators(),
@@ -227,26 +264,34 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
             fetch=(lambda batches: _materialize(run, batches)) if spec.materialize == "write" else None,
         )
         faulty: dict[str, dict[tuple[Any, ...], set[str]]] = {}  # by reason and row, the fields at fault
-        with run.write(DROPPED) as dropped, run.write(UNDECODABLE) as undecodable, run.write() as kept:
+        dropped, undecodable = (tables.enter_context(run.write(table)) for table in (DROPPED, UNDECODABLE))
+        is_selection = stream.only_selects and run.shares_rows(MATERIALIZED_ROWS)
+        kept = None if is_selection else tables.enter_context(run.write())
+        selected: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
 
-            def write_losses() -> None:
-                for found in (*judge.take_undecodable(), *judge.take_faulty()):
-                    undecodable.write(found)
-                    for *row, field, reason, action in row_tuples(found, *ROW_IDENTITY, "field", "reason", "action"):
-                        if action == "keep":
-                            faulty.setdefault(f"{KEPT}.{reason}", {}).setdefault(tuple(row), set()).add(field)
-                for drop in stream.take_dropped():  # what is dropped after it was judged
-                    dropped.write(drop)
-                    run.preview.observe_dropped(drop)
-                    for dropped_row in row_tuples(drop, *ROW_IDENTITY) if faulty else ():
-                        for rows in faulty.values():
-                            rows.pop(dropped_row, None)
+        def write_losses() -> None:
+            for found in (*judge.take_undecodable(), *judge.take_faulty()):
+                undecodable.write(found)
+                for *row, field, reason, action in row_tuples(found, *ROW_IDENTITY, "field", "reason", "action"):
+                    if action == "keep":
+                        faulty.setdefault(f"{KEPT}.{reason}", {}).setdefault(tuple(row), set()).add(field)
+            for drop in stream.take_dropped():  # what is dropped after it was judged
+                dropped.write(drop)
+                run.preview.observe_dropped(drop)
+                for dropped_row in row_tuples(drop, *ROW_IDENTITY) if faulty else ():
+                    for rows in faulty.values():
+                        rows.pop(dropped_row, None)
 
-            for batch in stream:
-                kept.write(run.preview.observe(batch))
-                write_losses()
+        for batch in stream:
+            run.preview.observe(batch)
+            if kept is None:
+                selected.append(stream.selected)
+            else:
+                kept.write(batch)
             write_losses()
-            _refuse_misfit(judge, stream.counts, run)
+        write_losses()
+        _refuse_misfit(judge, stream.counts, run)
+        tables.close()
         counts = {
             **stream.counts,
             "judged": judge.num_judged,
@@ -255,7 +300,15 @@ def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tupl
             **{reason: sum(map(len, rows.values())) for reason, rows in sorted(faulty.items()) if rows},
         }
         notes = (*stream.notes, *_media_notes(judge, spec), *_unplaced_notes(judge, stream.counts, run))
-        return counts, notes
+        return _Filtered(counts=counts, notes=notes, selected=np.concatenate(selected) if is_selection else None)
+
+
+def _finish_filtered(run: Run, filtered: _Filtered, seconds: float | None = None) -> StageResult:
+    if filtered.selected is not None:
+        run.write_selection(MATERIALIZED_ROWS, filtered.selected)
+    materialized = run.work.record(MATERIALIZED_ROWS).files[MATERIALIZED_ROWS.tables[0].name]
+    run.inputs[MATERIALIZED_ROWS.tables[0].name] = materialized.sha256
+    return run.finish(counts=filtered.counts, notes=filtered.notes, limits=_limits(run.spec), seconds=seconds)
 
 
 def _limits(spec: DatasetSpec) -> dict[str, Any]:
@@ -318,10 +371,9 @@ def packed(work: PartitionWork, *, formats: Sequence[str] = ()) -> dict[str, Sta
                 fsync=False,  # publishing the drafts does
                 packed=expected.add,
             )
-            with ThreadPoolExecutor(len(drafts)) as pool:
-                digests = pool.map(Draft.digest, drafts.values())
-                for (form, draft), digest in zip(drafts.items(), digests, strict=True):
-                    draft.name = file_path(form, key, digest)
+            for form, draft in drafts.items():
+                draft.take_digest(summary.sha256[form])
+                draft.name = file_path(form, key, summary.sha256[form])
             streams = {form: packed_streams(draft.path, run.plan) for form, draft in drafts.items()}
         files = {form: draft.result() for form, draft in drafts.items()}
         seconds = run.seconds()  # of the one pass that made all of them

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ import pytest
 from mm_assets.errors import ConfigError
 from mm_assets.media.header import HeaderReader
 from mm_assets.media.images import ImageInfo, probe_image
-from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
+from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, PACKED_STAGES
 from mm_assets.pipeline.partition import stages
+from mm_assets.pipeline.partition.stage_run import Run
 
 from ..chain import at_work, declare, run_chain, stages_of
 from ..shards import CAPTIONS, DOCUMENTS, Members, drops, make_shard, pixels, png, table, values
@@ -37,6 +39,45 @@ def test_packing_probes_each_image_header_once(
     at_work(stages.packed, dataset, "s")
     rows = table(dataset, "filtered_rows")
     assert sorted(probed) == sorted(len(row["binary_content"]) for row in rows if row["modality"] == "image")
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_one_file"),
+    [
+        ({}, True),
+        ({"filters": [{"type": "aspect_ratio", "min": 0.01}], "renumber": False}, True),
+        ({"filters": [{"type": "text_length", "min_words": 9}]}, False),
+        ({"annotators": [{"type": "image_size"}]}, False),
+        ({"retain": "filtered"}, False),
+        ({"materialize": "write"}, False),
+    ],
+)
+def test_a_table_that_filters_do_not_change_is_not_written_again(
+    tmp_path: Path, settings: dict[str, Any], is_one_file: bool
+) -> None:
+    """Filtered rows that are the materialized rows are one file with two names, with the digest of both."""
+    spec = declare(tmp_path / "store", make_shard(tmp_path / "in" / "s.tar", CAPTIONS), pack="image_text", **settings)
+    dataset, _ = run_chain(spec)
+    before, after = (stages_of(dataset, "s")[stage].files[stage.name] for stage in (MATERIALIZED_ROWS, FILTERED_ROWS))
+    assert dataset.store.local_path(before.path).samefile(dataset.store.local_path(after.path)) == is_one_file
+    assert (before.sha256 == after.sha256) == is_one_file
+    assert dataset.store.digest(after.path) == after.sha256
+
+
+def test_selected_rows_have_the_bytes_of_filtered_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that is selected from the one before has the bytes of one that is written while rows are filtered."""
+    members = {f"{n:03}.txt": b"word " * (1 if n == 37 else 2_000) for n in range(40)}
+    settings: dict[str, Any] = {"filters": [{"type": "text_length", "min_words": 20}], "batch_bytes": 1 << 16}
+    tables = []
+    for is_shared in (True, False):
+        with monkeypatch.context() as patch:
+            if not is_shared:
+                patch.setattr(Run, "shares_rows", lambda *_: False)
+            shard = make_shard(tmp_path / "in" / "s.tar", members)
+            dataset, _ = run_chain(declare(tmp_path / f"store-{is_shared}", shard, **settings))
+            tables.append(stages_of(dataset, "s")[FILTERED_ROWS].files)
+    assert tables[0] == tables[1]
+    assert len(values(dataset)) == 39
 
 
 @pytest.mark.parametrize("on_misaligned", ["drop_sample", "fail"])

@@ -7,18 +7,22 @@ import os
 import pickle
 import re
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mm_assets.errors import SourceError
-from mm_assets.pipeline.chain import RAW_SHARDS, RECORDED_STAGES, TABLES
+from mm_assets.filters.base import Block
+from mm_assets.filters.text import TextLengthFilter
+from mm_assets.pipeline.chain import MATERIALIZED_ROWS, RAW_SHARDS, RECORDED_STAGES, TABLES
 from mm_assets.pipeline.partition import stages
 from mm_assets.pipeline.partition.run import partition_steps, rare_collections
 from mm_assets.pipeline.state.folder import DatasetStore
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import pending_partitions
+from mm_assets.rows.schema import Drop
 from mm_assets.storage.store import Store
 
 from ..chain import at_work, declare, record_name, record_of, run_once, stages_of
@@ -57,6 +61,32 @@ def test_an_error_is_reported_and_stored(tmp_path: Path) -> None:
     assert report.failure.path == str(tmp_path / "a.tar")
     assert report.failure == dataset.attempt("a").failure
     assert report.results == {}
+
+
+def test_an_error_of_a_filter_keeps_the_rows_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are filtered while they are materialized; if a filter fails, the next run starts at the filters."""
+    write_tar(tmp_path / "a.tar", {f"{n:02}.txt": b"word " * 20_000 for n in range(30)})
+    settings = {"filters": [{"type": "text_length", "min_words": 1}], "batch_bytes": 1 << 16, "pack": "generic"}
+    dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar", **settings))
+    register(dataset)
+
+    def failing(self: TextLengthFilter, block: Block) -> list[Drop]:
+        if "07" in block.column("sample_id").to_pylist():
+            raise ZeroDivisionError
+        return []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextLengthFilter, "judge", failing)
+        report = run_once(dataset.spec, dataset.partition("a"), dataset.schema())
+    assert report.failure is not None
+    assert report.failure.stage == "filtered_rows"
+    assert "ZeroDivisionError on sample '07'" in report.failure.detail
+    assert [*report.results] == ["raw_shards", "rows", "materialized_rows"]
+    assert dataset.attempt("a").stages[MATERIALIZED_ROWS].counts["rows"] == 60
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sha256")]
+    report = run_once(dataset.spec, dataset.partition("a"), dataset.schema())
+    assert report.ok
+    assert next(iter(report.results)) == "filtered_rows"
 
 
 def test_an_error_before_the_first_stage_keeps_what_is_complete(
@@ -134,7 +164,12 @@ def test_each_file_and_folder_is_synced_once(tmp_path: Path, monkeypatch: pytest
     assert run_once(dataset.spec, dataset.partition("a"), dataset.schema()).ok
     names = [re.sub(r"\.\d+-[0-9a-f]{8}\.tmp$", ".tmp", str(path)) for path in synced]
     folders = [*TABLES, "packed", "records"]
-    files = [*(f"{table}/.a.parquet.tmp" for table in TABLES), "packed/.a.mult.tmp", "packed/.a.mstr.tmp"]
+    # Nothing was dropped: `filtered_rows` is another name of the file of `materialized_rows`.
+    files = [
+        *(f"{table}/.a.parquet.tmp" for table in TABLES if table != "filtered_rows"),
+        "packed/.a.mult.tmp",
+        "packed/.a.mstr.tmp",
+    ]
     attempts = ["attempts/.a.json.tmp"] * len(RECORDED_STAGES)  # after each stage
     record = "records/." + record_name(dataset, "a").removeprefix("records/") + ".tmp"
     parents = ["."] * len([*folders, "attempts"])  # of each new folder
