@@ -18,8 +18,7 @@ from mm_assets.pipeline.partition.stages import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.state import manifests
 from mm_assets.pipeline.state.added_streams import NewStream, PartitionAdded, add_to_dataset
-from mm_assets.pipeline.state.clean import MIN_AGE_SECONDS
-from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.folder import MIN_AGE_SECONDS, DatasetStore
 from mm_assets.pipeline.state.records import Partition, Record, StageRecord
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import DatasetState, pending_partitions

@@ -18,9 +18,9 @@ from mm_assets.pipeline.load.driver import run_tasks
 from mm_assets.pipeline.load.engine import Engine, EngineLostError, Task
 from mm_assets.pipeline.partition.run import PartitionReport, rare_collections
 from mm_assets.pipeline.state.claims import Claim, Claims, Slice
-from mm_assets.pipeline.state.clean import MIN_AGE_SECONDS, NOTE, clean
+from mm_assets.pipeline.state.clean import clean
 from mm_assets.pipeline.state.exports import write_indexes
-from mm_assets.pipeline.state.folder import RECORDS, DatasetStore
+from mm_assets.pipeline.state.folder import MIN_AGE_SECONDS, NOTE, RECORDS, DatasetStore
 from mm_assets.pipeline.state.losses import Losses
 from mm_assets.pipeline.state.manifests import ManifestReport, build_manifest, current_manifest
 from mm_assets.pipeline.state.records import StageFailure, StageRecord

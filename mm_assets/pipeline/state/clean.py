@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-import secrets
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from mm_assets.dataset.manifest import FILE_DIGITS, ManifestPartition, file_path, manifest_partitions
 from mm_assets.dataset.vector_index import INDEXES, IndexRecord, index_name_of, read_record
@@ -31,23 +28,25 @@ from mm_assets.pipeline.chain import PACKED_FOLDER, TABLES
 from mm_assets.pipeline.state.added_streams import STREAMS
 from mm_assets.pipeline.state.claims import CLAIMS
 from mm_assets.pipeline.state.exports import complete_exports, delete_export, export_folders, exports_store, read_export
-from mm_assets.pipeline.state.folder import ATTEMPTS, MAX_UNNAMED_SECONDS, RECORDS, DatasetStore, seconds_passed
-from mm_assets.pipeline.state.records import canonical_json
+from mm_assets.pipeline.state.folder import (
+    ATTEMPTS,
+    MAX_UNNAMED_SECONDS,
+    MIN_AGE_SECONDS,
+    NOTE,
+    RECORDS,
+    CleanNote,
+    DatasetStore,
+    seconds_passed,
+)
 from mm_assets.pipeline.state.staleness import DatasetState
-from mm_assets.storage.store import ListedFile, Store
+from mm_assets.storage.store import ListedFile
 
-__all__ = ["MIN_AGE_SECONDS", "NOTE", "UPLOAD_SECONDS", "CleanNote", "CleanReport", "clean"]
+__all__ = ["UPLOAD_SECONDS", "CleanReport", "clean"]
 
-MIN_AGE_SECONDS = 86_400.0  # of what is deleted
 UPLOAD_SECONDS = 7 * 86_400.0  # after which an unfinished upload is aborted
-NOTE = "clean.json"
 _FOLDERS = (*TABLES, PACKED_FOLDER, STREAMS)  # of files that are named by their content
 _FILE = re.compile(rf"[a-z_]+/(?P<key>.+)\.[0-9a-f]{{{FILE_DIGITS}}}\.[a-z]+")
-_ELSEWHERE = "another process cleans the dataset: run it again"
 _READS = 16  # attempts at a time: each waits for the storage most of its time
-
-_Loss: TypeAlias = tuple[float | None, list[str] | None]
-"""When partitions lost a record, attempt or manifest, None for the time of the note, and their keys, None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +135,7 @@ class _Cleaner:
 
         # Phase two. What another cleaner deleted before it was listed here is protected by its note alone.
         if not self._dry_run and not note.is_current():
-            raise ChangedError(self._store.url_of(NOTE), _ELSEWHERE)
+            raise note.conflict()
         recent = [keys for at, keys in before if at is None or self._now - at < MIN_AGE_SECONDS]
         protected = active.union(losing, unreadable, *(keys for keys in recent if keys is not None))
         for folder in _FOLDERS:
@@ -280,57 +279,6 @@ class _Cleaner:
             else:
                 live.update(file.path for file in (*record.packed.values(), *record.tables.values()))
         return unreadable
-
-
-class CleanNote:
-    """Which partitions lost a record, an attempt or their place in the newest manifest within a day: ``clean.json``.
-
-    Args:
-        store: the dataset's folder.
-
-    Attributes:
-        losses: when and which, by the storage's clock. If the file is missing or damaged, any partition until now.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._snapshot = store.snapshot(NOTE)
-        self._modified = store.modified(NOTE) or time.time()  # after the content: a later time protects longer
-        self.losses: list[_Loss] = [(None, None)]
-        with suppress(ValueError, KeyError, TypeError, RecursionError):
-            noted = [(loss["at"], loss["keys"]) for loss in json.loads(self._snapshot.content or b"")["losses"]]
-            if all(_is_loss(at, keys) for at, keys in noted):
-                self.losses = [(self._modified if at is None else at, keys) for at, keys in noted]
-
-    def write(self, losing: Iterable[str] = ()) -> float:
-        """Notes that these partitions lose something now; returns the time by the storage's clock.
-
-        Raises:
-            ChangedError: another process has written it since.
-        """
-        losses = [(at, keys) for at, keys in self.losses if at is None or self._modified - at < MIN_AGE_SECONDS]
-        if now_losing := sorted(losing):
-            losses.append((None, now_losing))  # the time of this file
-        # The token makes it another content each time: it is written also for the time that it has then.
-        token = secrets.token_hex(8)
-        content = canonical_json({"losses": [{"at": at, "keys": keys} for at, keys in losses], "token": token})
-        self._store.replace(self._snapshot, content)
-        self._snapshot = self._store.snapshot(NOTE)
-        if self._snapshot.content != content:
-            raise ChangedError(self._store.url_of(NOTE), _ELSEWHERE)
-        self._modified = self._store.modified(NOTE) or time.time()
-        self.losses = [(self._modified if at is None else at, keys) for at, keys in losses]
-        return self._modified
-
-    def is_current(self) -> bool:
-        """Returns whether no other process has written it since."""
-        return self._store.found_bytes(NOTE) == self._snapshot.content
-
-
-def _is_loss(at: object, keys: object) -> bool:
-    """Whether the parts of a note, as they were read, have their types."""
-    is_time = at is None or (isinstance(at, int | float) and math.isfinite(at))
-    return is_time and (keys is None or (isinstance(keys, list) and all(isinstance(key, str) for key in keys)))
 
 
 def _key_of(name: str) -> str:

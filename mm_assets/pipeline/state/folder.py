@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from copy import copy
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mm_assets.errors import ChangedError, ConfigError, MmAssetsError, SchemaMismatchError, SourceError
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage
@@ -41,13 +43,27 @@ from mm_assets.storage.listing import ShardFile, description_of
 from mm_assets.storage.store import ListedFile, Snapshot, Store
 from mm_assets.storage.urls import local_path, reason
 
-__all__ = ["ATTEMPTS", "MAX_UNNAMED_SECONDS", "RECORDS", "DatasetStore", "seconds_passed", "until_unchanged"]
+__all__ = [
+    "ATTEMPTS",
+    "MAX_UNNAMED_SECONDS",
+    "MIN_AGE_SECONDS",
+    "NOTE",
+    "RECORDS",
+    "CleanNote",
+    "DatasetStore",
+    "seconds_passed",
+    "until_unchanged",
+]
 
 T = TypeVar("T")
 
 MAX_UNNAMED_SECONDS = 43_200.0
 """How old files may be that a record or a manifest names first: `clean` deletes what nothing names after a day."""
 
+MIN_AGE_SECONDS = 86_400.0
+"""How old files are that `clean` deletes."""
+
+NOTE = "clean.json"
 LAYOUT = 2  # of the dataset's folder, in ``shards.json``
 RECORDS, ATTEMPTS = "records", "attempts"  # folders
 _MAX_KEYS_IN_MESSAGE = 5
@@ -59,6 +75,9 @@ _OF_REGISTRATION = {  # what registration does where the file is gone
     "shards.json": "lists the shards again",
     "schema.json": "decides the schema again",
 }
+
+_Loss: TypeAlias = tuple[float | None, list[str] | None]
+"""When partitions lost a record, attempt or manifest, None for the time of the note, and their keys, None for all."""
 
 # Raised where a root is not a folder, may not be written to, or is in a bucket that does not exist.
 _OF_THE_ROOT = (NotADirectoryError, FileExistsError, PermissionError, FileNotFoundError)
@@ -481,3 +500,58 @@ def _listed(shard: ShardFile) -> dict[str, Any]:
 def _some(names: Iterable[str]) -> str:
     listed = sorted(names)
     return ", ".join(listed if len(listed) <= _MAX_KEYS_IN_MESSAGE else [*listed[:_MAX_KEYS_IN_MESSAGE], "…"]) or "none"
+
+
+class CleanNote:
+    """Which partitions lost a record, an attempt or their place in the newest manifest within a day: ``clean.json``.
+
+    Args:
+        store: the dataset's folder.
+
+    Attributes:
+        losses: when and which, by the storage's clock. If the file is missing or damaged, any partition until now.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._snapshot = store.snapshot(NOTE)
+        self._modified = store.modified(NOTE) or time.time()  # after the content: a later time protects longer
+        self.losses: list[_Loss] = [(None, None)]
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            noted = [(loss["at"], loss["keys"]) for loss in json.loads(self._snapshot.content or b"")["losses"]]
+            if all(_is_loss(at, keys) for at, keys in noted):
+                self.losses = [(self._modified if at is None else at, keys) for at, keys in noted]
+
+    def write(self, losing: Iterable[str] = ()) -> float:
+        """Notes that these partitions lose something now; returns the time by the storage's clock.
+
+        Raises:
+            ChangedError: another process has written it since.
+        """
+        losses = [(at, keys) for at, keys in self.losses if at is None or self._modified - at < MIN_AGE_SECONDS]
+        if now_losing := sorted(losing):
+            losses.append((None, now_losing))  # the time of this file
+        # The token makes it another content each time: it is written also for the time that it has then.
+        token = secrets.token_hex(8)
+        content = canonical_json({"losses": [{"at": at, "keys": keys} for at, keys in losses], "token": token})
+        self._store.replace(self._snapshot, content)
+        self._snapshot = self._store.snapshot(NOTE)
+        if self._snapshot.content != content:
+            raise self.conflict()
+        self._modified = self._store.modified(NOTE) or time.time()
+        self.losses = [(self._modified if at is None else at, keys) for at, keys in losses]
+        return self._modified
+
+    def conflict(self) -> ChangedError:
+        """Returns the error of a process that finds another one's note."""
+        return ChangedError(self._store.url_of(NOTE), "another process cleans the dataset: run it again")
+
+    def is_current(self) -> bool:
+        """Returns whether no other process has written it since."""
+        return self._store.found_bytes(NOTE) == self._snapshot.content
+
+
+def _is_loss(at: object, keys: object) -> bool:
+    """Whether the parts of a note, as they were read, have their types."""
+    is_time = at is None or (isinstance(at, int | float) and math.isfinite(at))
+    return is_time and (keys is None or (isinstance(keys, list) and all(isinstance(key, str) for key in keys)))

@@ -18,9 +18,14 @@ from mm_assets.dataset.manifest import FILE_DIGITS, ManifestPartition, file_path
 from mm_assets.errors import ChangedError, SchemaMismatchError
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_FOLDER, TABLES
 from mm_assets.pipeline.state.added_streams import NewStream, carried_over, with_streams
-from mm_assets.pipeline.state.clean import CleanNote
 from mm_assets.pipeline.state.duplicate_ids import duplicate_ids, format_duplicates
-from mm_assets.pipeline.state.folder import MAX_UNNAMED_SECONDS, DatasetStore, seconds_passed, until_unchanged
+from mm_assets.pipeline.state.folder import (
+    MAX_UNNAMED_SECONDS,
+    CleanNote,
+    DatasetStore,
+    seconds_passed,
+    until_unchanged,
+)
 from mm_assets.pipeline.state.losses import sum_losses
 from mm_assets.pipeline.state.records import Attempt, canonical_json, digest_fault, size_fault
 from mm_assets.pipeline.state.sql_views import catalog_text

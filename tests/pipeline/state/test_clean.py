@@ -12,8 +12,8 @@ import mm_assets
 from mm_assets.errors import ChangedError
 from mm_assets.fields import NDArrayField
 from mm_assets.pipeline.partition import publish, stages
-from mm_assets.pipeline.state.clean import NOTE, clean
-from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.clean import clean
+from mm_assets.pipeline.state.folder import NOTE, DatasetStore
 from mm_assets.pipeline.state.manifests import build_manifest
 from mm_assets.pipeline.state.registration import register
 from mm_assets.pipeline.state.staleness import DatasetState

@@ -38,8 +38,8 @@ from mm_assets.pipeline.state import clean as clean_module
 from mm_assets.pipeline.state import folder as folder_module
 from mm_assets.pipeline.state import manifests, registration, staleness
 from mm_assets.pipeline.state.claims import Claim, Claims
-from mm_assets.pipeline.state.clean import MIN_AGE_SECONDS, clean
-from mm_assets.pipeline.state.folder import DatasetStore
+from mm_assets.pipeline.state.clean import clean
+from mm_assets.pipeline.state.folder import MIN_AGE_SECONDS, DatasetStore
 from mm_assets.pipeline.state.records import Attempt, Partition, Record, StageRecord
 from mm_assets.pipeline.state.staleness import DatasetState
 from mm_assets.rows.schema import DatasetSchema
