@@ -150,7 +150,7 @@ def map_style(adapter: Adapter, mode: str, *, seed: int, context: str | None = N
         num_workers=CORES,
         collate_fn=_unchanged,
         persistent_workers=True,
-        last="drop",
+        drop_last=True,
         generator=torch.Generator().manual_seed(seed),
         multiprocessing_context=context,
     )

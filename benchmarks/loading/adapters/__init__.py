@@ -21,6 +21,7 @@ CANDIDATES: dict[str, str] = {
     "lmdb": "lmdb_tables:Lmdb",
     "arrow-take": "arrow_ipc:ArrowTake",
     "arrow-buffers": "arrow_ipc:ArrowBuffers",
+    "spdl": "spdl_pipeline:Spdl",
     "hf-datasets": "hf_datasets:HfDatasets",
     "limit-rows": "limits:RowBlob",
     "limit-columns": "limits:ColumnBlob",
