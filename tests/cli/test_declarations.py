@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from dagster.components.resolved.context import ResolutionContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -89,11 +90,13 @@ def test_plain_declarations_are_what_dagster_loads(project: Path, monkeypatch: p
 @given(text=st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(LITERALS))
 def test_any_text_is_what_dagster_makes_of_it(project: Path, text: str) -> None:
     """A text of any characters is resolved as Dagster resolves it, or left to Dagster."""
-    declare(project, f"{HEAD}  storage_options: {{anon: {json.dumps(text, ensure_ascii=False)}}}\n")
+    quoted = json.dumps(text, ensure_ascii=False)
+    declare(project, f"{HEAD}  storage_options: {{anon: {quoted}}}\n")
     plain = plain_declarations(MODULE)
     assert plain is not None or not text.isalnum()
     if plain is not None:
-        assert plain["data"].storage_options["anon"] == ResolutionContext.default().resolve_value(text)
+        declared = yaml.safe_load(quoted)  # which folds the line breaks of Unicode
+        assert plain["data"].storage_options["anon"] == ResolutionContext.default().resolve_value(declared)
 
 
 @pytest.mark.parametrize(
