@@ -35,9 +35,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def hung_process(said: str) -> int:
-    """The id of the process that the command reported first as having no result."""
+    """The id of the process that the command reported first: it filters rows while they are materialized."""
     found = re.search(
-        r"warning: \S+/\d{3}: no result after \d+ seconds: process (\d+) is at stage filtered_rows; after \d+ seconds "
+        r"warning: \S+/\d{3}: no result after \d+ seconds: process (\d+) is at stage materialized_rows; after \d+ seconds "
         r"it is killed, and the partition repeated",
         said,
     )
@@ -52,7 +52,7 @@ def test_a_worker_that_hangs_is_replaced(corpus: Corpus, tmp_path: Path, how: st
     options = () if recorded else ("--no-record",)
     said = Project(corpus, tmp_path).run("run", "--jobs", jobs, *options, code=LIMITS + MAIN)
     pid = hung_process(said)
-    assert re.search(rf"stage filtered_rows: process {pid} did not end the partition within \d+ seconds", said)
+    assert re.search(rf"stage materialized_rows: process {pid} did not end the partition within \d+ seconds", said)
     assert f"{PARTITIONS} partitions run" in said
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -60,7 +60,7 @@ def test_a_worker_that_hangs_is_replaced(corpus: Corpus, tmp_path: Path, how: st
         with dg.DagsterInstance.from_config(str(tmp_path / "home")) as instance:
             (run,) = instance.get_runs()
             lines = [entry.user_message for entry in instance.all_logs(run.run_id)]
-        assert any(f"process {pid} is at stage filtered_rows" in line for line in lines)
+        assert any(f"process {pid} is at stage materialized_rows" in line for line in lines)
         assert any(f"process {pid} did not end the partition" in line for line in lines)
 
 

@@ -143,7 +143,8 @@ def partition_steps(
         earlier: what earlier runs left; None lists that.
 
     Yields:
-        The name of each stage before its work, of the packed ones the first for all of them; then the report.
+        The name of each stage before its work; of those that one pass makes the first: of the packed ones, and
+        `materialized_rows` for its filters too. Then the report.
     """
     began = time.perf_counter()
     failure: StageFailure | None = None
