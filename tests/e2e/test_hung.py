@@ -37,8 +37,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def hung_process(said: str) -> int:
     """The id of the process that the command reported first: it filters rows while they are materialized."""
     found = re.search(
-        r"warning: \S+/\d{3}: no result after \d+ seconds: process (\d+) is at stage materialized_rows; after \d+ seconds "
-        r"it is killed, and the partition repeated",
+        r"warning: \S+/\d{3}: no result after \d+ seconds: process (\d+) is at stage materialized_rows; after \d+ "
+        r"seconds it is killed, and the partition repeated",
         said,
     )
     assert found is not None, said
