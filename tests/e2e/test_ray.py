@@ -126,7 +126,7 @@ def test_a_worker_that_hangs_is_replaced(
         "RayTasks.spans_hosts = False\n"  # else a node that another test lost may get a copy, which ends first
     )
     said = project.run(*on_ray(cluster), code=limits + REPORTING + MAIN)
-    found = re.search(r"no result after \d+ seconds: process (\d+) on host (\S+) is at stage filtered_rows", said)
+    found = re.search(r"no result after \d+ seconds: process (\d+) on host (\S+) is at stage materialized_rows", said)
     assert found is not None, said
     assert found[2] == HERE
     assert f"process {found[1]} on host {HERE} did not end the partition within" in said
