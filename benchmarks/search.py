@@ -44,18 +44,18 @@ def synthetic(count: int, dimensions: int) -> Vectors:
     weights = random.lognormal(0, 1, len(centers))
     directions = random.standard_normal((512, dimensions), dtype=np.float32) / np.sqrt(32)
     own = random.integers(0, len(directions), (len(centers), 32))
-    found = np.empty((count, dimensions), np.float32)
+    vectors = np.empty((count, dimensions), np.float32)
     for start in range(0, count, 10_000):
         size = min(10_000, count - start)
         chosen = random.choice(len(centers), size, p=weights / weights.sum())
         noise = np.zeros((size, len(directions)), np.float32)
         np.put_along_axis(noise, own[chosen], random.standard_normal((size, 32), dtype=np.float32), axis=1)
-        found[start : start + size] = (
+        vectors[start : start + size] = (
             centers[chosen]
             + 0.7 * noise @ directions
             + 0.1 * random.standard_normal((size, dimensions), dtype=np.float32)
         )
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 class Memory:
@@ -94,9 +94,9 @@ def measure(search: Search, queries: Vectors, truth: npt.NDArray[np.int64]) -> d
         search(queries[number : number + 1])
     single = NUM_SINGLE / (time.perf_counter() - start)
     start = time.perf_counter()
-    found = search(queries)
+    rows = search(queries)
     many = len(queries) / (time.perf_counter() - start)
-    hits = [len(np.intersect1d(one, other)) for one, other in zip(found, truth, strict=True)]
+    hits = [len(np.intersect1d(one, other)) for one, other in zip(rows, truth, strict=True)]
     return {"recall": sum(hits) / truth.size, "single": single, "many": many}
 
 
@@ -153,8 +153,8 @@ def of_library(what: str, vectors: Vectors, truth: npt.NDArray[np.int64], querie
         graph = Index.restore(path, view=True)
         for expansion in (16, 32, 64, 128):
             graph.expansion_search = expansion
-            found = measure(lambda some: np.atleast_2d(graph.search(some, K).keys).astype(np.int64), queries, truth)
-            yield {"row": f"usearch, {expansion}", **found, **report}
+            measured = measure(lambda some: np.atleast_2d(graph.search(some, K).keys).astype(np.int64), queries, truth)
+            yield {"row": f"usearch, {expansion}", **measured, **report}
     elif what == "hnswlib":
         import hnswlib
 
@@ -167,8 +167,8 @@ def of_library(what: str, vectors: Vectors, truth: npt.NDArray[np.int64], querie
         report["bytes"] = path.stat().st_size
         for expansion in (16, 32, 64, 128):
             links.set_ef(expansion)
-            found = measure(lambda some: links.knn_query(some, K)[0].astype(np.int64), queries, truth)
-            yield {"row": f"hnswlib, {expansion}", **found, **report}
+            measured = measure(lambda some: links.knn_query(some, K)[0].astype(np.int64), queries, truth)
+            yield {"row": f"hnswlib, {expansion}", **measured, **report}
     else:
         import faiss
 
@@ -188,13 +188,15 @@ def of_library(what: str, vectors: Vectors, truth: npt.NDArray[np.int64], querie
                 index.nprobe = setting
             else:
                 index.hnsw.efSearch = setting
-            found = measure(lambda some: index.search(some, K)[1], queries, truth)
-            yield {"row": f"{what}, {setting}", **found, **report}
+            measured = measure(lambda some: index.search(some, K)[1], queries, truth)
+            yield {"row": f"{what}, {setting}", **measured, **report}
 
 
-def prepare(work: Path, count: int, dimensions: int, given: Path | None) -> None:
+def prepare(work: Path, count: int, dimensions: int, vectors_file: Path | None) -> None:
     """Writes vectors, queries with their true results, and the dataset."""
-    vectors = synthetic(count + NUM_QUERIES, dimensions) if given is None else np.load(given).astype(np.float32)
+    vectors = (
+        synthetic(count + NUM_QUERIES, dimensions) if vectors_file is None else np.load(vectors_file).astype(np.float32)
+    )
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     vectors, queries = vectors[:-NUM_QUERIES], vectors[-NUM_QUERIES:]
     truth = [np.argsort(-(queries[n : n + 50] @ vectors.T), axis=1)[:, :K] for n in range(0, NUM_QUERIES, 50)]

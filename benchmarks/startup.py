@@ -136,7 +136,7 @@ class Project:
         return seconds, used
 
     def imports(self, row: Row) -> dict[str, float]:
-        """Returns the milliseconds that each package takes to import, without those of others."""
+        """Returns the milliseconds that each package takes to import, not counting the packages that it imports."""
         command = self._command(row, "-X", "importtime")
         if row.serves:
             command.append("--help")  # what serves does not end

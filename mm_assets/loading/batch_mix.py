@@ -395,7 +395,7 @@ def _count_batches(plan: Plan, start: Fraction, stop: Fraction) -> int:
 def _loader(leaf: Source, recipe: Recipe, arguments: Mapping[str, Any], stack: ExitStack) -> MultimodalLoader:
     """Returns the loader of a source."""
     if is_loader(leaf.dataset):
-        return leaf.dataset  # type: ignore[no-any-return]  # `is_loader` is true of it: `MultimodalLoader` by its methods
+        return leaf.dataset
     options = {name: value for name, value in leaf.options.items() if name in ("shuffle", *LOADER_KEYS)}
     dataset = open_source(leaf, recipe, stack)
     with located(recipe.where, leaf.key), warnings.catch_warnings():

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
+from importlib import import_module
 from itertools import count, islice
 from typing import Any, Self, TypeVar
 
@@ -147,7 +148,7 @@ class BatchLoader(ABC):
             MissingExtraError: torch is not installed.
         """
         with optional_import("torch", f"{type(self).__name__}.torch"):
-            import torch  # noqa: F401  # imported here for its error alone
+            import_module("torch")
         from mm_assets.loading.torch_dataset import TorchDataset
 
         return TorchDataset(self)

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from mm_assets.dataset.dataset import Dataset
 from mm_assets.dataset.dataset import open as open_dataset
@@ -130,7 +130,7 @@ class MixedLoader(BatchLoader):
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
-def is_loader(value: object) -> bool:
+def is_loader(value: object) -> TypeGuard[MultimodalLoader]:
     """Whether a source is a loader, rather than a dataset or its path."""
     return isinstance(value, MultimodalLoader)
 
@@ -150,7 +150,8 @@ def open_source(leaf: Source, recipe: Recipe, stack: ExitStack) -> BatchSource:
         elif is_loader(dataset):
             raise ConfigError("arguments", "dataset", "found a loader, expected a dataset with unit: sample")
         if not {"split", "filter", "with_settings"} & options.keys():
-            return dataset  # type: ignore[no-any-return]  # a source of the caller's own need only have the methods
+            source: BatchSource = dataset  # one of the caller's own need only have the methods
+            return source
         if not isinstance(dataset, Dataset):
             raise ConfigError("arguments", "dataset", f"found {describe(dataset)}, expected a Dataset to take views of")
     view = dataset

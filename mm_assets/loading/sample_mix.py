@@ -31,7 +31,7 @@ from mm_assets.loading.mixed_loader import (
     seed_of,
 )
 from mm_assets.loading.mixture import MixedOrder, Mixture, Segment, share_segments
-from mm_assets.loading.order import MAX_SAMPLES, Blocks, EpochOrder
+from mm_assets.loading.order import MAX_SAMPLES, Blocks, EpochOrder, checked_number
 from mm_assets.loading.recipe import LOADER_KEYS, Recipe
 from mm_assets.loading.sequence_packer import SequencePacker
 from mm_assets.loading.state import fingerprint
@@ -114,9 +114,10 @@ class SampleMix(MixedLoader):
         """As `BatchLoader.iterate_from`."""
         return self.loader.iterate_from(num_batches)
 
-    @property
-    def _is_used(self) -> bool:  # type: ignore[override]  # it is that of the loader
-        return self.loader._is_used
+    def set_epoch(self, epoch: int) -> None:
+        """As `BatchLoader.set_epoch`."""
+        check_epoch(checked_number("epoch", epoch, 0), self.loader.plan.order.num_samples)
+        self.loader.set_epoch(epoch)
 
     def _go_to(self, epoch: int) -> None:
         check_epoch(epoch, self.loader.plan.order.num_samples)

@@ -22,7 +22,7 @@ class Spdl(ArrowBuffers):
     modules: ClassVar[tuple[str, ...]] = ("pyarrow", "spdl.io", "spdl.pipeline")
 
     def decoded(self, mode: str, *, seed: int) -> Iterator[Decoded]:
-        """As the documentation's image loader: `load_image_batch` in a stage with a thread per core."""
+        """Runs `load_image_batch` in a stage with a thread per core, as SPDL's documentation does."""
         import spdl.io
         from spdl.pipeline import PipelineBuilder
 
